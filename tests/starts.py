@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from p2plab.backends.spawn import free_ports
+from p2plab.harness.processes import PRELOADED
 
 PEERS = 4
 MOST_STEP_S = 0.01
@@ -45,7 +46,7 @@ def main(
     """Start four peers so often; exit with 1 if their models ever differed."""
     console = Console(soft_wrap=True, highlight=False)
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["p2plab.harness.ready"])  # imports torch once for all
+    forks.set_forkserver_preload([PRELOADED])
     broken = versions = transfers = 0
     # One pool for each peer: its only process is that peer, in every start.
     pools = [ProcessPoolExecutor(1, mp_context=forks) for _ in range(PEERS)]

@@ -1,4 +1,4 @@
-"""What the processes of a benchmark have imported before they begin.
+"""What processes have imported before they begin: those of a benchmark, and programs of tests.
 
 Torch takes seconds of a core to import, and half of them only at the first optimizer. A fork server
 does it once for all processes of a benchmark.

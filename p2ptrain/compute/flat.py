@@ -73,7 +73,7 @@ from p2ptrain.compute.frozen import digest_of_values, lines_of
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
-from p2ptrain.compute.staging import Arrival, Stage, copy_here, lane_of
+from p2ptrain.compute.staging import Arrival, Stage, copy_here, lane_of, meet
 from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
 
@@ -195,8 +195,7 @@ class FlatModel:
         """
         at = self._part(into_S, start, "the snapshot's buffer")
         into = torch.from_numpy(into_S)
-        for stage in self._stages.values():
-            stage.lane.meet(into_S)
+        meet(self._stages, into_S)
         with self.step_lock, self._pending_lock:
             self.refuse_if_released()
             for run, arrival in zip(self._runs, self._arrivals, strict=True):
@@ -242,6 +241,7 @@ class FlatModel:
         """
         at = self._part(delta_S, start, "the delta")
         is_whole = delta_S.flags.writeable and len(delta_S) == self.size
+        meet(self._stages, delta_S if is_whole else self._pending_M)  # before a boundary waits
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
@@ -432,8 +432,6 @@ class FlatModel:
 
     def _send_pending(self) -> None:
         """Bring pending to where the boundary wants it."""
-        for stage in self._stages.values():
-            stage.lane.meet(self._pending_M)
         for run, arrival in zip(self._runs, self._arrivals, strict=True):
             if arrival:
                 arrival.send(self._pending[run.at])

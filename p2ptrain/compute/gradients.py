@@ -42,7 +42,7 @@ from torch import Tensor
 from p2ptrain.compute.devices import is_far
 from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
-from p2ptrain.compute.staging import Arrival, Leaving, Stage, lane_of
+from p2ptrain.compute.staging import Arrival, Leaving, Stage, lane_of, meet
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
@@ -269,8 +269,7 @@ class GradientVector:
 
     def meet(self, vector_G: Vector) -> None:
         """Memory of the host by which gradients leave their devices, or means come."""
-        for stage in self.stages.values():
-            stage.lane.meet(vector_G)
+        meet(self.stages, vector_G)
 
     def leave_span(self, span: Span) -> Leaving:
         """The whole parts (gradients or buffers) in one span, as they are on the caller's stream.

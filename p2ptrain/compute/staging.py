@@ -252,6 +252,12 @@ class Stage:
         return last
 
 
+def meet(stages: Mapping[torch.device, Stage], vector: Vector) -> None:
+    """Memory of the host that is about to be copied from or to; may lock it, which takes time."""
+    for stage in stages.values():
+        stage.lane.meet(vector)
+
+
 class Leaving:
     """Numbers that leave their devices while the trainer goes on: made by it, brought by a worker.
 

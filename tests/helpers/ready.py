@@ -116,10 +116,7 @@ def become(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    import torch
+    import p2plab.harness.ready  # noqa: F401 - torch, and all of a peer
 
-    from p2ptrain import Peer  # noqa: F401 - and all that it imports
-
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first one imports half of torch
     serve()
     exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"))
