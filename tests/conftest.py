@@ -35,7 +35,15 @@ def ready() -> Iterator[Ready]:
     one.close()
 
 
-STARTS_PROCESSES = ("integration", "docs", "integrations", "make", "test_cli.py", "test_ddp.py")
+STARTS_PROCESSES = (
+    "integration",
+    "docs",
+    "integrations",
+    "make",
+    "test_cli.py",
+    "test_ddp.py",
+    "test_forked.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

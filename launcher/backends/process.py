@@ -1,8 +1,9 @@
 """Run peers as processes of this machine.
 
 The first peer gets a free port and the others join there. Each has one compute thread, a log of its
-output beside its records, and no standard input. Processes are spawned, never forked, so a peer
-inherits no thread, no lock and no open file of the launcher.
+output beside its records, and no standard input. Processes are never forked from the launcher, so a
+peer inherits no thread, no lock and no open file of it: they are forked from a process that has
+imported torch (`p2plab.backends.forked`), or spawned where there is an accelerator.
 
 Processes share the network of their machine. Where a scenario cuts or narrows it, every peer is
 reached through a cable (`p2plab.backends.cables`), and chunks travel by gRPC, since a cable
@@ -28,9 +29,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2plab.backends import cables, guard
+from p2plab.backends import cables, forked, guard
 from p2plab.backends.base import Fleet, LaunchError
 from p2plab.backends.cables import Cables
+from p2plab.backends.forked import ForkedProcess
 from p2plab.backends.peer_process import RealFleet, last_words, refuse_faults
 from p2plab.backends.spawn import PEER_COMMAND, free_ports, peer_environment
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
@@ -147,7 +149,8 @@ class ProcessFleet(RealFleet):
         super().__init__(scenario, configs)
         self._can_slow = self._can_slow or is_clickable
         self._command = tuple(command)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._forks = can_fork(command)
+        self._processes: dict[int, subprocess.Popen[bytes] | ForkedProcess] = {}
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
         )
@@ -183,8 +186,18 @@ class ProcessFleet(RealFleet):
                 self._cables.close()
 
     def _start(self, rank: int, file: Path) -> None:
-        with file.with_suffix(".log").open("ab") as output:
-            self._processes[rank] = subprocess.Popen(
+        log = file.with_suffix(".log")
+        self._processes[rank] = self._forked(file, log) if self._forks else self._spawned(file, log)
+        if self._cables:
+            self._cables.belongs(rank, self._processes[rank].pid)
+
+    def _forked(self, file: Path, log: Path) -> ForkedProcess:
+        _, _, module, *arguments = self._command
+        return forked.start(module, [*arguments, str(file)], log, self._guard.pid)
+
+    def _spawned(self, file: Path, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
                 [*self._command, str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -192,8 +205,6 @@ class ProcessFleet(RealFleet):
                 env=peer_environment(os.environ),
                 process_group=self._guard.pid,
             )
-        if self._cables:
-            self._cables.belongs(rank, self._processes[rank].pid)
 
     def _exit_code(self, rank: int) -> int | None:
         return self._processes[rank].poll()
@@ -254,6 +265,15 @@ def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunC
             for config, port in zip(configs[1:], others, strict=True)
         ),
     ]
+
+
+def can_fork(command: Sequence[str]) -> bool:
+    """True for a module of Python, where no accelerator is."""
+    if tuple(command[:2]) != (sys.executable, "-m"):
+        return False
+    from p2ptrain.compute.devices import accelerators  # imports torch
+
+    return not accelerators().count
 
 
 def _needs_cables(scenario: Scenario) -> bool:
