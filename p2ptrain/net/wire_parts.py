@@ -130,6 +130,8 @@ def measure(value: float) -> float:
 def text_of(text: str, longest: int) -> str:
     if len(text) > longest:
         raise CodecError(f"a text of {len(text)} characters where {longest} are allowed")
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -37,7 +37,10 @@ TIMEOUT_S: Seconds = 2.0
 FIRST_S: Seconds = 10.0
 """For the very first question, whose failure is an error of the command."""
 
-LOOK_S: Seconds = 0.125
+LOOK_S: Seconds = 0.25
+"""How often at most those whose time has come are asked, several at once: to be woken for each of
+them costs as much as to ask it."""
+
 SECOND_S: Seconds = 1.0
 KEEPALIVE_S: Seconds = 60.0
 """Every question has its own deadline, so connections need hardly any probes."""
@@ -108,7 +111,7 @@ class Poller:
                 if self._clock() - ticked_at >= SECOND_S:
                     ticked_at = max(ticked_at + SECOND_S, self._clock() - SECOND_S)
                     self._view.tick(self._clock())
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(min(LOOK_S, self.interval_s / 2))
         finally:
             for task in self._tasks:
                 task.cancel()
