@@ -26,7 +26,7 @@ Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 import asyncio
 import math
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -274,14 +274,15 @@ class BucketExchange:
         lend, lend_slot = exchange.buffers.take, partial(exchange.slots.take, chunk_size)
         self.slots: dict[tuple[PeerId, int], Vector] = defaultdict(lend_slot)
         self._cuts = tuple(bucket.cuts) or (Span(0, size),)
-        self._mine = self._chunks(me)
+        self._chunks = {peer: self._chunks_of(peer) for peer in members}
+        self._mine = self._chunks[me]
         mine = shard(size, count, members.index(me), exchange.shards)
         self.mix = Mix(bucket, count, members.index(me), mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self.ballots = Ballots(bucket.vote, me, members) if bucket.vote else None
         self.watched: Watched | None = None
         if exchange.audits and not direct and count >= LEAST_MEMBERS:
-            spans = {peer: [one.span for one in self._chunks(peer)] for peer in members}
+            spans = {peer: [one.span for one in self._chunks[peer]] for peer in members}
             self.watched = exchange.audits.watch(exchange.ticket, bucket, members, spans)
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
@@ -290,7 +291,7 @@ class BucketExchange:
         self._refilled: set[int] = set()
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
-        owners = () if direct else [peer for peer in exchange.others if self._chunks(peer)]
+        owners = () if direct else [peer for peer in exchange.others if self._chunks[peer]]
         callers = exchange.later if direct else exchange.others
         self.pieces = [
             Piece(Span(bucket.at + cut.start, bucket.at + cut.stop), asyncio.Event())
@@ -299,13 +300,13 @@ class BucketExchange:
         """Of the result, where it is wanted before it is complete."""
         self.norm = Norm(peer for peer in members if peer in owners or (peer == me and self._mine))
         """Of the result, where the bucket asks for it."""
-        whose = [own for peer in (me, *owners) for own in self._chunks(peer)]
-        self._missing = [sum(own.cut == cut for own in whose) for cut in range(len(self._cuts))]
+        due = Counter(own.cut for peer in (me, *owners) for own in self._chunks[peer])
+        self._missing = [due[cut] for cut in range(len(self._cuts))]
         self._cast = loop.create_future()  # our ballot, if we reduce anything
         exchange.due += len(owners) + len(self._mine)
         if direct and self.ballots:
             exchange.due += len(exchange.others)
-        shardless = () if direct else [peer for peer in callers if not self._chunks(peer)]
+        shardless = () if direct else [peer for peer in callers if not self._chunks[peer]]
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers, shardless)
 
     def forget(self) -> None:
@@ -327,7 +328,7 @@ class BucketExchange:
         else:
             await self._contribute_all()
         for peer in streams.others:
-            if self._chunks(peer):  # who has no shard is not called
+            if self._chunks[peer]:  # who has no shard is not called
                 ends = not self._mine
                 start(exchange(peer, self._send_parts, self._take_means, calls=True, ends=ends))
             if self._mine:
@@ -362,10 +363,13 @@ class BucketExchange:
 
     async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
         """Our part of the owner's shard; who is called itself ends its side with the last chunk."""
-        theirs, ends = self._chunks(owner), bool(self._mine)
+        theirs, ends = self._chunks[owner], bool(self._mine)
+        by_cut: dict[int, list[_Chunk]] = defaultdict(list)
+        for chunk in theirs:
+            by_cut[chunk.cut].append(chunk)
         for number, cut in enumerate(self._cuts):
             await self._is_filled(number)
-            shard, own = self._shard(owner, cut), [c for c in theirs if c.cut == number]
+            shard, own = self._shard(owner, cut), by_cut[number]
             is_last = ends and bool(own) and own[-1] == theirs[-1]
             if own and self.codec.is_exact and not self.watched:
                 part = self.mix.part(shard)
@@ -378,7 +382,7 @@ class BucketExchange:
                 await self._exchange.send(owner, stream, part, last=last)
 
     async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
-        theirs = self._chunks(owner)
+        theirs = self._chunks[owner]
         if self._bucket.norm_of:
             await self._take_squares(owner, stream)
         for index in self._in_order_of_means(theirs):
@@ -517,7 +521,7 @@ class BucketExchange:
                     why = f"{peer} sent numbers that are not finite"
             raise GroupBroken(Outcome.BROKEN, why) from error
 
-    def _chunks(self, peer: PeerId) -> "list[_Chunk]":
+    def _chunks_of(self, peer: PeerId) -> "list[_Chunk]":
         """What `peer` reduces, cut by cut."""
         return [
             _Chunk(number, span)

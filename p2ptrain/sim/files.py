@@ -37,8 +37,13 @@ class MemoryFiles:
 
     def names(self, folder: Path) -> Sequence[str]:
         depth = len(folder.parts)
-        inside = {path.parts[depth] for path in self.contents if folder in path.parents}
-        return sorted(inside)
+        return sorted({path.parts[depth] for path in self._within(folder)})
+
+    def _within(self, folder: Path) -> list[Path]:
+        """The files in it and in its folders."""
+        parts = folder.parts
+        depth = len(parts)  # `folder in path.parents` would make a path of each folder above
+        return [path for path in self.contents if path.parts[:depth] == parts and path != folder]
 
     def create(self, path: Path) -> "MemoryFile":
         if path in self.contents:
@@ -54,7 +59,7 @@ class MemoryFiles:
         return bytes(self.contents[path])
 
     def rename(self, old: Path, new: Path) -> None:
-        for path in [path for path in self.contents if old in path.parents]:
+        for path in self._within(old):
             self.contents[new / path.relative_to(old)] = self.contents.pop(path)
         self._changed()
 
@@ -63,7 +68,7 @@ class MemoryFiles:
         self._changed()
 
     def remove_folder(self, folder: Path) -> None:
-        for path in [path for path in self.contents if folder in path.parents]:
+        for path in self._within(folder):
             self.remove(path)
 
     def append(self, path: Path, data: Data) -> None:
