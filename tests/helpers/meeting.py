@@ -6,6 +6,7 @@ average ends when the test says so. Every peer's clock shows something else, so 
 crosses the wire by mistake is found out.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,10 @@ class Guest:
     outside: int = 0
     """Samples of all others, as it knows."""
     averages: list[Average] = field(default_factory=list)
+    entered: set[Ticket] = field(default_factory=set)
+    """The groups of those averages that `Meeting.check` has looked at."""
+    begun: float = -math.inf
+    """The newest version of the schedule among them."""
     abandoned: list[tuple[Ticket, Outcome]] = field(default_factory=list)
     ended: list[tuple[int, Outcome]] = field(default_factory=list)
     """Of versions: of the barrier and of the schedule."""
@@ -95,6 +100,7 @@ class Meeting:
         self.said: list[str] = []
         """Every message that was sent, as ``"a -> b Arrive"``."""
         self.guests: dict[str, Guest] = {}
+        self._agreed: dict[Ticket, tuple[object, ...]] = {}
         for name in names:
             self.add(name, names)
 
@@ -321,17 +327,18 @@ class Meeting:
 
     def check(self) -> None:
         """What must hold whatever happened."""
-        agreed: dict[Ticket, tuple[object, ...]] = {}
         for name, guest in self.guests.items():
             guest.groups.check()
-            tickets = [average.ticket for average in guest.averages]
-            assert len(set(tickets)) == len(tickets), f"{name} entered a group twice: {tickets}"
-            begun = self.versions(name)
-            assert begun == sorted(set(begun)), f"{name} ran {begun}"
-            for average in guest.averages:
+            for average in guest.averages[len(guest.entered) :]:  # the others were looked at
+                assert average.ticket not in guest.entered, f"{name}: {average.ticket} twice"
+                guest.entered.add(average.ticket)
+                if average.purpose.formation is Formation.WAIT_AVOIDING:
+                    version = average.purpose.version
+                    assert version > guest.begun, f"{name} ran {version} after {guest.begun}"
+                    guest.begun = version
                 scalars = average.weights, average.contributions, average.outside_samples
                 told = average.members, average.purpose, *scalars
-                assert agreed.setdefault(average.ticket, told) == told, "told differently"
+                assert self._agreed.setdefault(average.ticket, told) == told, "told differently"
 
     # --- inside -----------------------------------------------------------------------------------
 
