@@ -117,6 +117,9 @@ class Swarm(Protocol):
     def met(self) -> Mapping[PeerId, int]:
         """The peers that we have been in a group with: the number of the last such group."""
 
+    def link_mbit(self, peer: PeerId) -> int:
+        """What the link of a peer carries, as configured or measured there; 0: not known."""
+
     @property
     def rounds(self) -> int:
         """How often each number of this model has been averaged, in whole models or fragments."""

@@ -86,6 +86,10 @@ class DriverSwarm:
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
 
+    def link_mbit(self, peer: PeerId) -> int:
+        member = self._driver.machine.membership.member(peer)
+        return member.link_mbit if member else 0
+
     @property
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version

@@ -2,11 +2,14 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from p2ptrain.core.fragments import FIRST
+from p2ptrain.ids import PeerId
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
+from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
 from tests.helpers.variants import Options
 from tests.helpers.worlds import build, steps_of
@@ -42,4 +45,26 @@ async def test_a_fragment_follows_the_other_without_waiting_for_the_next_step(al
     for peer in world.peers.values():
         busy_s = peer.driver.accounts.sent_bytes / LINK.bandwidth_bytes_s
         assert busy_s > passed_s / 2
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "ripples"])
+async def test_a_peer_on_a_slow_link_does_not_set_the_pace_of_those_on_fast_ones(algorithm: str):
+    """Ripples had all four in each group, in fragments as small as the slow link needs."""
+    numbers, stands_for = 1_024, 25_000
+    link = Link(latency_s=0.02, bandwidth_bytes_s=20e6 / 8)  # a model takes 40 s
+    world = World(1, link, exchange=ExchangeConfig(chunk_kib=1))
+    world.network.stands_for = stands_for
+    for name in ("p0", "p1", "p2", "p3"):
+        replica = VectorReplica(np.ones(numbers, np.float32))
+        await world.add(name, replica, algorithm, fragment_s=1)
+    world.network.throttle(world.address_of(PeerId("p3")), 5e6 / 8)
+    await world.train(24, steps_of(2.5))
+    averaged = {
+        name: sum(1 / group["fragments"] for group in peer.metrics.of("group"))
+        for name, peer in world.peers.items()
+    }
+    slow = averaged.pop(PeerId("p3"))
+    assert slow > 0
+    assert min(averaged.values()) > 1.5 * slow
     await world.close()

@@ -1,5 +1,6 @@
 """The Group Generator's book: what it divides, what waits, and that nothing waits for ever."""
 
+from collections.abc import Mapping
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -12,6 +13,8 @@ from p2ptrain.averaging.ripples import Ripples
 from p2ptrain.averaging.ripples.book import Group, GroupBook, shares
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId
+
+NOTHING_KNOWN: Mapping[str, int] = {}
 
 
 def names(count: int) -> tuple[PeerId, ...]:
@@ -27,9 +30,12 @@ def crosses(group: Group, each: int) -> bool:
     return len({int(peer[1:]) // each for peer in group.members}) > 1
 
 
-def book_for(count: int, *, seed: int = 0, **options: Any) -> tuple[GroupBook, tuple[PeerId, ...]]:
-    """A book of a generator that sees so many peers, and they."""
-    book, peers = GroupBook(Ripples.Config(**options), Random(seed)), names(count)
+def book_for(
+    count: int, *, seed: int = 0, mbit: Mapping[str, int] = NOTHING_KNOWN, **options: Any
+) -> tuple[GroupBook, tuple[PeerId, ...]]:
+    """A book of a generator that sees so many peers, and they; `mbit` is of links that it knows."""
+    config, peers = Ripples.Config(**options), names(count)
+    book = GroupBook(config, Random(seed), lambda peer: mbit.get(peer, 0))
     assert book.keep(peers, 0.0) == []
     return book, peers
 
@@ -114,6 +120,53 @@ def test_machines_that_come_in_turns_go_out_to_each_other_all_the_same():
     (waiting,) = book.buffered
     assert crosses(waiting, 2)
     assert book.over(other.number, True, 0.0) == [waiting]
+
+
+# --- slow links ---------------------------------------------------------------------------------
+
+PHONE = {"p00": 20, "p01": 20, "p02": 20, "p03": 5}
+
+
+def test_where_fragments_follow_each_other_no_group_is_of_all_four_peers():
+    book, peers = book_for(4, fragment_s=1)
+    groups = book.ask(peers[0], 1, 0.0)
+    assert [len(group.members) for group in groups] == [2, 2]
+
+
+def test_a_peer_on_a_slow_link_meets_one_other_at_a_time():
+    links = {peer: 5 if peer == "p03" else 20 for peer in names(8)}
+    (book, peers), met = book_for(8, group_size=3, fragment_s=1, mbit=links), set()
+    for update in range(1, 40):
+        groups = book.ask(peers[update % 8], update, 0.0)
+        while groups:
+            group = groups.pop()
+            assert len(group.members) == 2 or peers[3] not in group.members
+            met |= set(combinations(group.members, 2))
+            groups += book.over(group.number, True, 0.0)
+    assert met == set(combinations(peers, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_beside_a_group_on_a_slow_link_the_others_go_on_and_all_pairs_meet(seed: int):
+    """They waited for its end, to meet its members."""
+    book, peers = book_for(4, group_size=2, fragment_s=1, mbit=PHONE, seed=seed)
+    busy_s, met, ends = dict.fromkeys(peers, 0), set(), {}
+    running, now = book.ask(peers[0], 1, 0.0), 0
+    while now < 400:
+        for group in running:
+            lasts_s = 4 if peers[3] in group.members else 1
+            ends[group.number] = now + lasts_s, group
+            met |= set(combinations(group.members, 2))
+            for peer in group.members:
+                busy_s[peer] += lasts_s
+        now, ended = min(ends.values(), key=lambda end: (end[0], end[1].number))
+        del ends[ended.number]
+        running = book.over(ended.number, True, now)
+        for peer in ended.members:
+            running += book.ask(peer, now + 1, now)
+        book.check()
+    assert met == set(combinations(peers, 2))
+    assert min(busy_s.values()) > 0.9 * now
 
 
 # --- machines -------------------------------------------------------------------------------------
@@ -262,13 +315,16 @@ def test_an_unsound_book_is_noticed():
     size=st.integers(2, 6),
     each=st.integers(0, 4),
     waits=st.booleans(),
+    fragment_s=st.sampled_from([0, 1]),
 )
 def test_whatever_happens_all_who_ask_get_a_group_and_no_group_starves(
-    seed: int, count: int, size: int, each: int, waits: bool
+    seed: int, count: int, size: int, each: int, waits: bool, fragment_s: int
 ):
     """Peers ask, groups end or break, peers vanish and return, in any order; then faults stop."""
     rng = Random(seed)
-    book, peers = book_for(count, group_size=size, peers_per_machine=each, waits=waits, seed=seed)
+    options = {"peers_per_machine": each, "waits": waits, "fragment_s": fragment_s}
+    links = {peer: rng.choice([0, 5, 20, 100]) for peer in names(count)}
+    book, peers = book_for(count, group_size=size, mbit=links, seed=seed, **options)
     updates, present = dict.fromkeys(peers, 0), list(peers)
     for _ in range(60):
         match rng.randrange(5):

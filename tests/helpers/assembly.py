@@ -52,6 +52,9 @@ class Seat:
     def met(self) -> Mapping[PeerId, int]:
         return {self.me: len(self.groups)}
 
+    def link_mbit(self, peer: PeerId) -> int:
+        return 0
+
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
         self.assembly.wire.append((self.me, peer, message))
 

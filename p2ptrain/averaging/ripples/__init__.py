@@ -34,6 +34,8 @@ Differences from the paper, and why:
   other peers' divisions. Where trainers do not wait, leaving it out would save nothing, and its
   model would become older.
 * *Any number* of peers, and of peers on a machine, in the table too.
+* *Slow links are told apart* where fragments follow each other (`fragment_s`), so that groups on
+  fast ones do not wait for them (`book.py`).
 * *The generator only proposes.* Every member grants its own slot, through the group lock, so two
   generators at a time waste time and break nothing.
 """
@@ -101,7 +103,9 @@ class Ripples(Algorithm):
         """Of groups that are drawn or claimed: each moves a fragment of the model, as large as
         links carry in about so many seconds, and the next one another, at once where trainers do
         not wait; 0: the whole model. Too small: messages cost more than numbers; too large: means
-        are of old numbers. Groups of the table move whole models."""
+        are of old numbers. Groups of the table move whole models. Where trainers do not wait, a
+        generator's groups have at most half of the peers, and a peer on a slow link meets one at a
+        time, unless there are fewer than four peers or `peers_per_machine` is given."""
 
         def __post_init__(self) -> None:
             check_fragment("ripples", self.fragment_s)

@@ -33,6 +33,13 @@ unlocked, whatever their trainers do. A division then takes the free peers. A fr
 alone gets a group with some that are still busy. So does a peer that would only meet its last group
 again: of two groups that end in turns, each while the other runs, no member would meet the other's.
 
+**Slow links.** Fragments that follow each other keep links busy, so a group lasts as long as its
+slowest link takes, and its other members could have moved more. So where trainers do not wait, and
+four peers or more are on no machines: groups have at most half of the peers (in groups of all of
+them no link can be told from the slowest); a peer on a slow link meets one other at a time; and a
+peer that would only meet its last group again does so, instead of waiting for a group on a link
+that is `ALIKE` times slower. When that one is over, its members wait for the faster ones.
+
 **No peer waits for ever.** A peer is in one buffered group at most, since only empty buffers are
 divided. Take the oldest buffered group: each of its members is unlocked when the group that it runs
 in is over, and no other buffered group has that member. So no group overtakes it, and a large group
@@ -40,18 +47,22 @@ comes to run like a small one. Where all must ask, each asks at its next boundar
 no group: its last one is over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import TYPE_CHECKING
 
+from p2ptrain.core.links import ALIKE
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
 
 if TYPE_CHECKING:
     from p2ptrain.averaging.ripples import Ripples
+
+FEW = 4
+"""Of fewer peers there are no two groups at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,11 +78,21 @@ class Group:
 
 
 class GroupBook:
-    """One generator's book. Whatever happens, it returns the groups that run from then on."""
+    """One generator's book. Whatever happens, it returns the groups that run from then on.
 
-    def __init__(self, config: "Ripples.Config", rng: Random) -> None:
+    Args:
+        link_mbit: what the link of a peer carries; 0: not known.
+    """
+
+    def __init__(
+        self,
+        config: "Ripples.Config",
+        rng: Random,
+        link_mbit: Callable[[PeerId], int] = lambda _: 0,
+    ) -> None:
         self._config = config
         self._rng = rng
+        self._link_mbit = link_mbit
         self._numbers = 0
         self._home: dict[PeerId, int] = {}  # the machine of each that is present, sorted by name
         self._asking: dict[PeerId, int] = {}  # after so many updates; in order
@@ -191,13 +212,40 @@ class GroupBook:
             last = self._met.get(asker, ())
             others = [peer for peer in busy if peer not in last]
             again = [part for part in groups if asker in part and all(p in last for p in part)]
+            if again and self._sees_links:
+                others = [peer for peer in others if not self._is_held_up(peer, again[0])]
             if others and again:
                 groups.remove(again[0])
-                groups.append([asker, *self._some(others)])
+                groups.append([asker, *self._some(others, asker)])
         if busy and not any(asker in part for part in groups):
             mates = [peer for peer in busy if self._home[peer] == self._home[asker]]
-            groups.append([asker, *self._some(mates or busy)])
+            groups.append([asker, *self._some(mates or busy, asker)])
         return groups
+
+    @property
+    def _sees_links(self) -> bool:
+        config = self._config
+        follows = config.fragment_s and not config.waits
+        return bool(follows and not config.peers_per_machine and len(self._home) >= FEW)
+
+    @property
+    def _size(self) -> int:
+        size = self._config.size
+        return min(size, len(self._home) // 2) if self._sees_links else size
+
+    def _is_slow(self, peer: PeerId) -> bool:
+        """Whether its link is known to carry much less than most others."""
+        usual = [mbit for other in self._home if (mbit := self._link_mbit(other))]
+        own = self._link_mbit(peer) if self._sees_links else 0
+        return own > 0 and own * ALIKE <= median_high(usual)
+
+    def _is_held_up(self, peer: PeerId, members: Sequence[PeerId]) -> bool:
+        """Whether the group that runs with `peer` is on a much slower link than these have."""
+        theirs, ours = self._least_mbit(self._running[peer].members), self._least_mbit(members)
+        return theirs > 0 and theirs * ALIKE <= ours
+
+    def _least_mbit(self, members: Sequence[PeerId]) -> int:
+        return min((mbit for peer in members if (mbit := self._link_mbit(peer))), default=0)
 
     def _keeps_up(self, peer: PeerId) -> bool:
         """True also if we do not know."""
@@ -218,15 +266,25 @@ class GroupBook:
         away = [machine for machines in made if len(machines) > 1 for machine in machines]
         out = [machine for machine in inside if crosses and machine not in away]
         heads = [inside[machine].pop() for machine in out] if len(out) > 1 else []
-        size = len(free) if whole_machines else self._config.size
-        parts = [part for peers in (heads, *inside.values()) for part in shares(peers, size)]
+        size = len(free) if whole_machines else self._size
+        parts = [part for peers in (heads, *inside.values()) for part in self._cut(peers, size)]
         return [part for part in parts if len(part) > 1]
+
+    def _cut(self, peers: Sequence[PeerId], size: int) -> list[list[PeerId]]:
+        """Cut into groups of `size`, and pairs with a peer on a slow link."""
+        rest, pairs = list(peers), []
+        for slow in filter(self._is_slow, peers):
+            if slow in rest and len(rest) > 1:
+                rest.remove(slow)
+                pairs.append([slow, rest.pop()])
+        return pairs + shares(rest, size)
 
     def _machines(self, members: Sequence[PeerId]) -> set[int]:
         return {self._home[peer] for peer in members if peer in self._home}
 
-    def _some(self, busy: Sequence[PeerId]) -> list[PeerId]:
-        return self._rng.sample(busy, min(self._config.size - 1, len(busy)))
+    def _some(self, busy: Sequence[PeerId], asker: PeerId) -> list[PeerId]:
+        most = 1 if self._is_slow(asker) else self._size - 1
+        return self._rng.sample(busy, min(most, len(busy)))
 
     def _group(self, members: Sequence[PeerId]) -> Group:
         self._numbers += 1

@@ -82,7 +82,7 @@ class GroupGenerator:
     """
 
     def __init__(self, swarm: Swarm, config: "Ripples.Config") -> None:
-        self.book = GroupBook(config, swarm.rng)
+        self.book = GroupBook(config, swarm.rng, swarm.link_mbit)
         self._fragment_s = config.fragment_s
         self.asks: int | None = None
         """After so many updates this peer wants a group, and has not been in one since."""
