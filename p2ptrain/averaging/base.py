@@ -105,8 +105,11 @@ class Swarm(Protocol):
     def updates(self) -> int:
         """Optimizer updates that this peer's model has had."""
 
-    def choosable(self) -> tuple[PeerId, ...]:
+    def alive(self) -> tuple[PeerId, ...]:
         """The other peers that are alive by all we know, sorted."""
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        """Those of them that may be asked into a group: all that do not load a model, sorted."""
 
     def trainees(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train by all we know, sorted."""

@@ -147,7 +147,7 @@ class ParameterServer(Algorithm):
                 await swarm.pause(PULL_S if are_others else 0)
 
     async def _exchange(self, swarm: Swarm) -> None:
-        here = sorted([swarm.me, *swarm.choosable()])  # one that is done goes on serving
+        here = sorted([swarm.me, *swarm.alive()])  # one that is done goes on serving
         if len(here) > 1:
             share = self.config.share or 1 / len(here)
             await swarm.exchange_updates(self.servers(here), share)
@@ -211,7 +211,7 @@ class ParameterServer(Algorithm):
 
     def _of_slowest(self, swarm: Swarm) -> tuple[int, int]:
         """Of all that train, 0 if one of them has said nothing; and of those that have."""
-        here, alive = {swarm.me, *swarm.participants()}, set(swarm.choosable())
+        here, alive = {swarm.me, *swarm.participants()}, set(swarm.alive())
         suspects = here - alive  # one that a successor has not heard is at work, unless it is dead
         known = [at for peer, at in self._clocks.items() if peer in here]
         clocks = [*(self._clocks.get(peer, 0) for peer in {*swarm.trainees(), *suspects}), *known]

@@ -412,7 +412,7 @@ class Membership(Roster):
 
     def _suspicion_s(self, suspect: Member) -> Seconds:
         """A suspect without accusers was declared dead elsewhere, so enough accused it."""
-        needed = min(ACCUSERS, len(self.choosable()) + 1)  # who could accuse it; we could, too
+        needed = min(ACCUSERS, len(self.alive()) + 1)  # who could accuse it; we could, too
         return self.timeout.suspicion_s(len(suspect.accusers) or needed, needed)
 
     def _excuse_what_fell_due_unseen(self, now: Seconds) -> None:
@@ -443,7 +443,7 @@ class Membership(Roster):
 
     def _ask_others(self, target: PeerId, probe: _Probe) -> None:
         probe.help_at = math.inf
-        alive = self.choosable()
+        alive = self.alive()
         some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
         relays = [peer for peer in some if peer != target][: self._config.relays]
         for relay in relays:

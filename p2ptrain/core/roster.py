@@ -89,8 +89,11 @@ class Roster:
         """Of the others."""
         self.names = Names()
         """Of everyone else we have heard of."""
+        self.alive = Names()
+        """Others that are alive as far as known."""
         self.choosable = Names()
-        """Members that may be asked into a group: alive as far as known, without this peer."""
+        """Those of them that may be asked into a group: they have the model, or are done. One that
+        still loads it would refuse, and it was met by none, so it would be asked first."""
         self.participants = Names()
         """Members of scheduled groups: all that are here and not done, including this peer. A
         suspect still counts: a synchronous group waits until the suspicion is settled."""
@@ -101,8 +104,6 @@ class Roster:
         """Others that are alive or suspect."""
         self.donors = Names()
         """Of these, those that have the model: they train, are about to, or are done."""
-        self.equipped = Names()
-        """Those of them that are alive as far as known."""
         self.changes = 0
         """Of what a peer waits for in its view: who is here, in which phase, with what."""
         self._others_samples = 0  # including dead ones
@@ -164,9 +165,9 @@ class Roster:
         del self.records[peer]
         self._schedule(peer, 0)
         self.changes += 1
-        for names in (self.names, self.choosable, self.participants, self.trainees):
+        for names in (self.names, self.alive, self.choosable, self.participants):
             names.keep(peer, belongs=False)
-        for names in (self.reachable, self.donors, self.equipped):
+        for names in (self.trainees, self.reachable, self.donors):
             names.keep(peer, belongs=False)
 
     def _sort(self, member: Member) -> None:
@@ -176,11 +177,11 @@ class Roster:
         self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
         self.trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
         self.names.keep(member.peer, not is_me)
-        self.choosable.keep(member.peer, not is_me and is_alive)
+        self.alive.keep(member.peer, not is_me and is_alive)
         self.reachable.keep(member.peer, not is_me and here)
         has_model = member.phase is not Phase.ARRIVING
         self.donors.keep(member.peer, not is_me and here and has_model)
-        self.equipped.keep(member.peer, not is_me and is_alive and has_model)
+        self.choosable.keep(member.peer, not is_me and is_alive and has_model)
         self.changes += 1
 
     # --- gossip -----------------------------------------------------------------------------------

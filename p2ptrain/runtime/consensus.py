@@ -82,7 +82,7 @@ class Consensus:
                         raise host.failure
                     if host.stopping:
                         raise TransportError(f"no consensus: {host.name} was asked to end")
-                    others = membership.choosable()
+                    others = membership.alive()
                     if any(peer != host.name for peer in membership.participants()):
                         await host.wait_for_change()
                     elif not others:
@@ -117,7 +117,7 @@ class Consensus:
         host, membership = self._host, self._host.machine.membership
         try:
             async with asyncio.timeout(timeout_s):
-                while host.algorithm.averages == "models" and (others := membership.choosable()):
+                while host.algorithm.averages == "models" and (others := membership.alive()):
                     if host.stopping:
                         raise TransportError(f"no model: {host.name} was asked to end")
                     result = await host.swarm.claim(others, len(others), ASKED_FOR)

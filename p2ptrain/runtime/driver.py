@@ -226,14 +226,14 @@ class Driver:
         Those that begin together with this peer do, though it has not heard so yet.
         """
         membership, arriving = self.machine.membership, set[tuple[PeerId, int]]()
-        if len(membership.choosable()) > len(membership.equipped()):
+        if len(membership.alive()) > len(membership.choosable()):
             arriving = {
                 (one.peer, one.incarnation)
                 for one in membership.others
                 if one.phase is Phase.ARRIVING and one.state is MemberState.ALIVE
             }
         self._beginners = arriving if self._beginners is None else self._beginners & arriving
-        return len(membership.equipped()) + len(self._beginners)
+        return len(membership.choosable()) + len(self._beginners)
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""

@@ -275,7 +275,7 @@ class PeerLifecycle:
             driver.checkpoints.take_over_those_who_are_lost()
         if self.dealing:
             await self.dealing.catch_up()
-        driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
+        driver.metrics.record("ready", members=[self.name, *driver.machine.membership.alive()])
         if config.out and config.snapshot_every_s:
             self._writer = SnapshotWriter(
                 Path(config.out) / f"{self.name}.snapshots",
@@ -323,12 +323,12 @@ class PeerLifecycle:
         self.driver.machine.has_model = False
         try:
             async with asyncio.timeout(self.config.join_timeout_s):
-                while len(membership.choosable()) + 1 < count:
+                while len(membership.alive()) + 1 < count:
                     if membership.trains_already():
                         return False
                     await self.driver.wait_for_change()
         except TimeoutError as error:
-            here = ", ".join((self.name, *membership.choosable()))
+            here = ", ".join((self.name, *membership.alive()))
             text = f"{count} peers were to start again; after {self.config.join_timeout_s:g} s "
             raise TransportError(f"{text}there are: {here}") from error
         return not membership.trains_already() and await checkpoints.start_again()
@@ -360,7 +360,7 @@ class PeerLifecycle:
         try:
             async with asyncio.timeout(timeout_s):
                 while not membership.donors():
-                    others, first = membership.choosable(), membership.participants()[0]
+                    others, first = membership.alive(), membership.participants()[0]
                     is_ours = first == self.name if count > 1 else founds or not others
                     if membership.holders():
                         is_ours = False  # a checkpoint is more than what a newcomer begins with
@@ -368,7 +368,7 @@ class PeerLifecycle:
                         return True
                     await self.driver.wait_for_change()
         except TimeoutError as error:
-            here = ", ".join((self.name, *membership.choosable()))
+            here = ", ".join((self.name, *membership.alive()))
             why = await refusals(self.driver.transport, (membership.me, *membership.others))
             start = f"{count} peers were to start together; " * (count > 1)
             text = f"after {timeout_s:g} s there are: {here}; none of them is ready{why}"

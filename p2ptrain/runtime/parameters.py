@@ -156,7 +156,7 @@ class Parameters:
     def check(self, source: PeerId, push: Push, size: int) -> None:
         """Raise RefusedError for what is no part of ours."""
         host = self._host
-        owners = host.algorithm.servers(sorted([host.name, *host.machine.membership.choosable()]))
+        owners = host.algorithm.servers(sorted([host.name, *host.machine.membership.alive()]))
         if len(owners) != push.parts or owners[push.part] != host.name:
             raise RefusedError(f"{host.name} serves no part {push.part} of {push.parts}")
         if not len(self._known_M):

@@ -21,6 +21,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,7 +62,12 @@ MOST_HELPERS = 3
 """Members of a barrier that are asked beside the donor."""
 
 MOST_SERVED = 16
-"""Transfers to one peer at a time: as many fragments as it may follow, and its model."""
+"""Transfers to one peer at a time: as many fragments as it may follow, and its model. Peers that
+this one has not heard of share the transfers of one."""
+
+HEARD_S: Seconds = 1.0
+"""Beyond them one waits so long until this peer hears of it: of twenty that joined elsewhere a
+moment ago it may know none yet. Shorter: the last of them load another model from another donor."""
 
 
 @dataclass(eq=False)
@@ -291,17 +297,26 @@ class StateTransfer:
         Raises:
             RefusedError: if it does not, or the state cannot be exported.
         """
-        name = self.host.name
-        known = self.host.machine.membership.member(opening.sender)
-        sender = known.peer if known else ""  # strangers share the transfers of one
+        sender = self._known(opening)
+        if not sender and self._served[sender] >= MOST_SERVED:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARD_S):
+                    while not (sender := self._known(opening)):
+                        await self.host.wait_for_change()
         if self._served[sender] >= MOST_SERVED:
-            raise RefusedError(f"{name} has {MOST_SERVED} transfers of {opening.sender} under way")
+            whose = sender or f"{opening.sender} and others that it has not heard of"
+            raise RefusedError(f"{self.host.name} has {MOST_SERVED} transfers of {whose} under way")
         self._served[sender] += 1
         try:
             await self._serve(opening, stream)
         finally:
             self._served[sender] -= 1
             self._served += Counter()  # without those that are at 0
+
+    def _known(self, opening: StateOpening) -> str:
+        """The caller's name, empty for a peer that this one has not heard of."""
+        known = self.host.machine.membership.member(opening.sender)
+        return known.peer if known else ""
 
     async def _serve(self, opening: StateOpening, stream: ChunkStream) -> None:
         try:

@@ -74,6 +74,9 @@ class DriverSwarm:
     def trains(self) -> bool:
         return not self._driver.stopping and self._driver.me.phase is not Phase.DONE
 
+    def alive(self) -> tuple[PeerId, ...]:
+        return self._driver.machine.membership.alive()
+
     def choosable(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.choosable()
 

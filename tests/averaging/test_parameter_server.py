@@ -123,7 +123,7 @@ def test_a_successor_lets_none_pass_a_suspect_that_it_has_not_heard():
     swarm = SimpleNamespace(
         me="p1",
         trainees=lambda: everyone[:2],  # p3 is suspect
-        choosable=lambda: everyone[1:2],
+        alive=lambda: everyone[1:2],
         participants=lambda: everyone,
         tell=lambda peer, message: said.append(message),
     )

@@ -104,7 +104,7 @@ def test_everyone_learns_of_everyone():
     circle = Circle(8)
     circle.advance(0.1)
     for peer in circle.peers.values():
-        assert len(peer.choosable()) == 7
+        assert len(peer.alive()) == 7
         assert len(peer.participants()) == 8
 
 
@@ -149,8 +149,9 @@ def test_a_silent_member_is_suspect_then_gone():
 
 def test_a_suspect_is_not_chosen_but_still_counts_for_those_who_wait():
     circle = Circle(3)
+    train(circle)
     circle.peers["p00"].unreachable(PeerId("p01"), "connection reset", circle.time)
-    assert circle.peers["p00"].choosable() == ("p02",)
+    assert circle.peers["p00"].choosable() == circle.peers["p00"].alive() == ("p02",)
     assert circle.peers["p00"].participants() == ("p00", "p01", "p02")
 
 
@@ -248,23 +249,23 @@ def test_two_halves_that_could_not_hear_each_other_find_together_again():
     circle = Circle(4)
     circle.cut("p00 p01", "p02 p03")
     circle.advance(10)
-    assert circle.peers["p00"].choosable() == ("p01",)
-    assert circle.peers["p03"].choosable() == ("p02",)
+    assert circle.peers["p00"].alive() == ("p01",)
+    assert circle.peers["p03"].alive() == ("p02",)
     circle.cuts.clear()
     circle.advance(5)
     for name, peer in circle.peers.items():
-        assert peer.choosable() == tuple(other for other in circle.peers if other != name)
+        assert peer.alive() == tuple(other for other in circle.peers if other != name)
 
 
 def test_two_peers_that_could_not_hear_each_other_find_together_again():
     circle = Circle(2)
     circle.cut("p00", "p01")
     circle.advance(60)
-    assert circle.peers["p00"].choosable() == ()
+    assert circle.peers["p00"].alive() == ()
     circle.cuts.clear()
     circle.advance(1)
-    assert circle.peers["p00"].choosable() == ("p01",)
-    assert circle.peers["p01"].choosable() == ("p00",)
+    assert circle.peers["p00"].alive() == ("p01",)
+    assert circle.peers["p01"].alive() == ("p00",)
 
 
 def test_a_link_that_is_cut_while_the_rest_hears_both_costs_no_member():
@@ -556,7 +557,7 @@ def test_invented_members_do_not_fill_the_memory_nor_keep_newcomers_out():
     peer.learn(invented, 0.0, "the peer that we joined said so")
     assert len(peer.others) == MOST_MEMBERS
     peer.learn([member("newcomer")], 1.0, "it joined here")
-    assert PeerId("newcomer") in peer.choosable()
+    assert PeerId("newcomer") in peer.alive()
     assert len(peer.others) == MOST_MEMBERS
     living = [member(f"y{i}") for i in range(2 * MOST_MEMBERS)]
     peer.receive(PeerId("b"), MembershipUpdates(tuple(living)), 2.0)
@@ -573,12 +574,12 @@ def test_two_halves_of_a_larger_swarm_find_together_again_and_nobody_is_declared
     names = [*circle.peers]
     circle.cut(" ".join(names[:12]), " ".join(names[12:]))
     circle.advance(15)
-    assert circle.peers["p00"].choosable() == tuple(names[1:12])
+    assert circle.peers["p00"].alive() == tuple(names[1:12])
     circle.cuts.clear()
     healed = len(circle.changes)
     circle.advance(12)
     for name, peer in circle.peers.items():
-        assert peer.choosable() == tuple(other for other in names if other != name)
+        assert peer.alive() == tuple(other for other in names if other != name)
     assert [change for change in circle.changes[healed:] if change[3] is DEAD] == []
 
 
@@ -632,8 +633,30 @@ def test_a_new_phase_is_known_at_once_and_steps_soon():
         assert name == "p03" or other.member(PeerId("p03")).samples == 90
 
 
+def test_a_peer_that_loads_a_model_is_alive_and_is_asked_into_no_group():
+    circle = Circle(3)
+    train(circle)
+    circle.add("p03")
+    for name in ("p00", "p01", "p02"):
+        others = tuple(other for other in ("p00", "p01", "p02") if other != name)
+        assert circle.peers[name].choosable() == others
+        assert circle.peers[name].alive() == (*others, "p03")
+    assert circle.peers["p03"].choosable() == ("p00", "p01", "p02")
+    train(circle)
+    assert circle.peers["p00"].choosable() == ("p01", "p02", "p03")
+
+
+def train(circle: Circle) -> None:
+    """All have the model, and all know it."""
+    for peer in circle.peers.values():
+        peer.describe(phase=Phase.TRAINING, steps=0, samples=0)
+        peer.announce()
+    circle._settle()
+
+
 def test_who_is_done_takes_no_part_in_scheduled_groups_any_more():
     circle = Circle(3)
+    train(circle)
     circle.peers["p00"].describe(phase=Phase.DONE, steps=1, samples=1)
     circle.peers["p00"].announce()
     circle._settle()

@@ -27,7 +27,7 @@ async def ask_for(duration_s: float, peer: SimPeer) -> list[GroupResult]:
     results: list[GroupResult] = []
     until = virtual_loop().now + duration_s
     while virtual_loop().now < until:
-        results.append(await peer.swarm.form(peer.swarm.choosable(), 1))
+        results.append(await peer.swarm.form(peer.swarm.alive(), 1))
     return results
 
 

@@ -153,7 +153,7 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
     assert HIGHEST - LEAP <= again.driver.me.incarnation <= HIGHEST - LEAP + 2
     await asyncio.sleep(2.0)
     for name in ("p0", "p1"):
-        assert "p3" in world.peers[PeerId(name)].swarm.choosable()
+        assert "p3" in world.peers[PeerId(name)].swarm.alive()
     await world.close()
 
 

@@ -90,7 +90,7 @@ async def test_hosts_of_the_configuration_are_asked_where_none_are_given():
     await a.join()
     b = await fleet.peer("b", 3.0, join=(a.address,))
     await b.join()
-    assert b.driver.swarm.choosable() == (a.name,)
+    assert b.driver.swarm.alive() == (a.name,)
     for peer in (a, b):
         await peer.depart(serve=False)
 

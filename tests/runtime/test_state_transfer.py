@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,10 +37,10 @@ def model(value: float) -> VectorReplica:
     return VectorReplica(np.full(SIZE, value, np.float32) + np.arange(SIZE, dtype=np.float32) % 97)
 
 
-async def trained(algorithm: str, count: int, share: float = 0.25) -> World:
+async def trained(algorithm: str, count: int, share: float = 0.25, seed: int = 1) -> World:
     """So many peers, each with a model of its own."""
     exchange = ExchangeConfig(chunk_kib=1, link_mbit=2500, state_share=share)
-    world = World(1, Link(latency_s=0.001, bandwidth_bytes_s=BYTES_S), exchange=exchange)
+    world = World(seed, Link(latency_s=0.001, bandwidth_bytes_s=BYTES_S), exchange=exchange)
     world.network.stands_for = 2500
     equal = algorithm != "ad_psgd"
     for number in range(count):
@@ -77,33 +78,39 @@ async def until(is_so: Callable[[], bool], every_s: Seconds = 0.1) -> None:
     raise AssertionError("it never was")
 
 
-def groups_done(world: World, names: list[str]) -> int:
-    return sum(
-        record["outcome"] == "done"
-        for name in names
-        for record in world.peers[PeerId(name)].metrics.of("group")
-    )
+def groups_of(world: World, name: str) -> list[dict[str, Any]]:
+    return world.peers[PeerId(name)].metrics.of("group")
+
+
+def averages_made(world: World, names: list[str], begin: Seconds, end: Seconds) -> float:
+    """Of those that end or begin outside of this time, the part inside counts."""
+    done = [r for name in names for r in groups_of(world, name) if r["outcome"] == "done"]
+    inside = [min(end, r["t"]) - max(begin, r["t"] - r["exchange_s"]) for r in done]
+    return sum(max(0, part_s) / r["exchange_s"] for part_s, r in zip(inside, done, strict=True))
 
 
 def steps_made(world: World, names: list[str]) -> int:
     return sum(world.peers[PeerId(name)].steps for name in names)
 
 
-async def joining(count: int) -> tuple[Seconds, float, float, int]:
+async def joining(count: int, seed: int = 1) -> tuple[Seconds, float, float, int]:
     """So many join eight that train: until all are in, the eight's speed, and what donors send.
 
     Their speed in steps and in averages, over that before.
     """
-    world, names = await trained("ad_psgd", 8), [f"p{number}" for number in range(8)]
+    world, names = await trained("ad_psgd", 8, seed=seed), [f"p{number}" for number in range(8)]
     now = asyncio.get_running_loop().time
     with training(world, 1000, STEP_S):
-        await asyncio.sleep(6.0)
-        before = groups_done(world, names) / 6.0
-        began, done, steps = now(), groups_done(world, names), steps_made(world, names)
+        await asyncio.sleep(14.0)
+        began, steps = now(), steps_made(world, names)
         newcomers = await join(world, "ad_psgd", *(f"n{number:02}" for number in range(count)))
         lasted = now() - began
-        averages = (groups_done(world, names) - done) / lasted / before
         speed = (steps_made(world, names) - steps) / lasted / (8 / STEP_S)
+        await asyncio.sleep(1.0)  # averages that ran then have ended
+    before = averages_made(world, names, began - 12.0, began) / 12.0
+    averages = averages_made(world, names, began, began + lasted) / lasted / before
+    in_vain = [r for n in names for r in groups_of(world, n) if r["outcome"] == "refused"]
+    assert not in_vain, "none is asked into a group while it loads its model"
     (records,) = zip(*(newcomer.metrics.of("state") for newcomer in newcomers), strict=True)
     sent = sum(record["sources"].get(name, 0) for record in records for name in names)
     for record in records:
@@ -112,15 +119,20 @@ async def joining(count: int) -> tuple[Seconds, float, float, int]:
     return lasted, speed, averages, sent
 
 
+@pytest.mark.timeout(300)
 async def test_twenty_newcomers_are_in_soon_and_slow_the_swarm_little():
     one_s, *_ = await joining(1)
-    all_s, speed, averages, sent = await joining(20)
-    figures = f"one {one_s:.2f} s, twenty {all_s:.2f} s, speed {speed:.2f}, averages {averages:.2f}"
-    print(f"{figures}, copies {sent / STATE_BYTES:.2f}")
-    assert all_s < 3 * one_s, (all_s, one_s)
-    assert speed >= 0.9
-    assert averages >= 0.8, "one or two of eight give a quarter of their links"
-    assert sent < 5 * STATE_BYTES, "they give most of it to each other"
+    speeds = []
+    for seed in (1, 2):
+        all_s, speed, averages, sent = await joining(20, seed)
+        figures = f"one {one_s:.2f} s, twenty {all_s:.2f} s, speed {speed:.2f}"
+        print(f"{figures}, averages {averages:.3f}, copies {sent / STATE_BYTES:.2f}")
+        assert all_s < 3 * one_s, (all_s, one_s)
+        assert speed >= 0.9
+        assert sent < 3 * STATE_BYTES, "one donor; they give most of it to each other"
+        speeds.append(averages)
+    # It lasts as long as some 30 averages, so chance moves this by 0.05 in one world alone.
+    assert sum(speeds) / len(speeds) >= 0.9, speeds
 
 
 async def test_a_donor_that_trains_gives_its_share_of_the_link():

@@ -37,7 +37,7 @@ def cut_off(world: World, name: str) -> None:
 def choosing(world: World, name: str) -> list[str]:
     """Who would still ask `name` into a group."""
     peers = world.peers.items()
-    return [n for n, peer in peers if n != name and name in peer.swarm.choosable()]
+    return [n for n, peer in peers if n != name and name in peer.swarm.alive()]
 
 
 # --- how soon a death is noticed ------------------------------------------------------------------
@@ -298,7 +298,7 @@ async def test_whoever_was_refused_leaves_no_trace():
         await request_join(world, "new", protocol=(99, 3))
     await asyncio.sleep(5)
     assert choosing(world, "new") == []
-    assert all(len(peer.swarm.choosable()) == 1 for peer in world.peers.values())
+    assert all(len(peer.swarm.alive()) == 1 for peer in world.peers.values())
     await world.close()
 
 
