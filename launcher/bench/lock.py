@@ -94,7 +94,7 @@ class AsksAlways(Algorithm):
 
     async def background(self, swarm: Swarm) -> None:
         while True:
-            order = in_turn(swarm.choosable(), swarm.met(), swarm.rng)
+            order = in_turn(swarm.alive(), swarm.met(), swarm.rng)
             enough = max(self.config.others, -(-len(order) // 2))
             await swarm.form(order[:enough], self.config.others)
 
