@@ -502,13 +502,15 @@ class Driver:
         await self._changed.wait()
 
     def fail(self, error: BaseException | None) -> None:
-        """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
+        """This peer cannot go on: the trainer gets `error` where it waits, or at its next step.
+
+        No group begins that reads gradients: a trainer that catches the error may change them.
+        """
         if error is None or self.failure:
             return
         self.failure = error
-        self.stopping = True
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         self.swarm.fail(error)
         if self.averages.deferred:
             self.averages.deferred.give_up()
-        self._changed.set()
+        self.withdraw()

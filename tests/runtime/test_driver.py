@@ -38,6 +38,7 @@ from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.worlds import build
 
 
 def replica(value: float = 0.0, size: int = 8, learning_rate: float = 0.1) -> VectorReplica:
@@ -658,6 +659,22 @@ async def test_a_model_that_is_not_finite_ends_its_peer_and_reaches_nobody():
     np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
     with pytest.raises(StateError, match="not finite"):
         await a.boundary.step(1, None, a.replica.descend)
+    await world.close()
+
+
+async def test_after_a_gradient_that_is_not_finite_no_group_reads_the_next_ones():
+    """A trainer that caught the error changed them meanwhile: three programs of 100 crashed."""
+    world = await build(1, "allreduce", equal=True)
+    (peer,) = world.peers.values()
+    read = []
+    peer.replica.gradient_mask = lambda: read.append(peer.driver.failure) or b"\1"
+    peer.replica.gradient = np.full_like(peer.replica.live, np.nan)
+    for _ in range(2):
+        with pytest.raises(StateError, match="not finite"):
+            await peer.boundary.step(1, None, peer.replica.descend)
+        await asyncio.sleep(5.0)
+    assert read == [None]
+    assert [record["outcome"] for record in peer.metrics.of("group")] == ["broken"]
     await world.close()
 
 
