@@ -25,7 +25,7 @@ from p2ptrain.net.wire_carried import name_at
 from p2ptrain.ui.swarm import SwarmView
 
 AT_ONCE = 16
-ASKS_PER_S = 16.0
+ASKS_PER_S = 12.0
 LEAST_S: Seconds = 0.25
 MOST_S: Seconds = 10.0
 BACKOFF_S: Seconds = 15.0

@@ -110,7 +110,7 @@ async def test_at_most_so_many_are_asked_at_once(monkeypatch):
 def test_many_peers_are_asked_seldom_and_fewer_while_nobody_looks():
     poller = Poller(SwarmView(0.0), ["a:1"], GrpcConfig(), lambda: 0.0)
     assert poller.interval_s == module.LEAST_S
-    poller._targets = dict.fromkeys(map(str, range(64)))
+    poller._targets = dict.fromkeys(map(str, range(48)))
     assert poller.interval_s == 4.0
     poller.is_watched = False
     assert poller.interval_s == 16.0
