@@ -32,6 +32,9 @@ from p2plab.backends.spawn import peer_environment
 
 _READ_BYTES = 1 << 16
 
+_ANSWER_S = 100.0
+"""How long the server may take to answer: it imports torch first, on a machine that may be busy."""
+
 
 # --- the launcher's side --------------------------------------------------------------------------
 
@@ -77,10 +80,11 @@ class ForkServer:
             folder=os.getcwd(),
             group=group,
         )
-        while number not in self._pids and self._listen(None):
+        while number not in self._pids and self._listen(_ANSWER_S):
             pass
         if number not in self._pids:
-            raise OSError("the process that starts peers has ended")
+            doing = f"has not answered for {_ANSWER_S:g} s" if self.is_there else "has ended"
+            raise OSError(f"the process that starts peers {doing}")
         return ForkedProcess(self, number, self._pids[number])
 
     def code(self, number: int, *, waits: bool) -> int | None:

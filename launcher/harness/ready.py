@@ -1,7 +1,7 @@
-"""What processes have imported before they begin: those of a benchmark, and programs of tests.
+"""What processes have imported before they begin: those of a benchmark, and peers of the lab.
 
 Torch takes seconds of a core to import, and half of them only at the first optimizer. A fork server
-does it once for all processes of a benchmark.
+does it once for all of them. Programs of tests begin with the same.
 """
 
 import torch

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from p2plab.backends.process import can_fork
 from p2plab.backends.spawn import PEER_COMMAND
 from p2ptrain.compute import devices
 from tests.launcher.fakes import doomed_launcher
+from tests.launcher.test_process import until
 
 pytestmark = pytest.mark.sockets
 
@@ -59,14 +58,6 @@ def start(tmp_path, monkeypatch):
     for process in started:
         process.kill()
         process.wait()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it never came true")
 
 
 def state(pid: int) -> str:

@@ -34,8 +34,8 @@ Differences from the paper, and why:
   other peers' divisions. Where trainers do not wait, leaving it out would save nothing, and its
   model would become older.
 * *Any number* of peers, and of peers on a machine, in the table too.
-* *Slow links are told apart* where fragments follow each other (`fragment_s`), so that groups on
-  fast ones do not wait for them (`book.py`).
+* *A slow link slows one other peer at a time* where fragments follow each other (`fragment_s`), so
+  that groups on fast links do not wait for it (`book.py`).
 * *The generator only proposes.* Every member grants its own slot, through the group lock, so two
   generators at a time waste time and break nothing.
 """
