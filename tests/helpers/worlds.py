@@ -107,6 +107,14 @@ def steps_of(step_s: Seconds, **others: Seconds) -> Callable[[PeerId], Seconds]:
     return lambda peer: others.get(peer, step_s) * (1 + int(peer[1:]) / 37)
 
 
+async def until(holds: Callable[[], bool], *, within_s: Seconds) -> None:
+    """Return as soon as it holds, or when this time is over: what comes after costs a processor."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    while loop.time() < end and not holds():  # noqa: ASYNC110 - virtual time
+        await asyncio.sleep(0.25)
+
+
 async def lively(algorithm: str, seed: int) -> Trace:
     """Eight peers on a bad network, one of which dies and comes back; the trace of all of it."""
     link = Link(latency_s=0.005, jitter_s=0.01, loss=0.02, duplication=0.02, bandwidth_bytes_s=1e6)

@@ -117,7 +117,7 @@ async def test_peers_that_ask_all_the_time_all_meet_and_none_is_left_out():
     """On a way that always takes as long they dance in step, and some never meet."""
     world = await gathered(5)
     world.network.link = Link(latency_s=0.001, jitter_s=0.001)
-    asking = [peer.process.start(ask_for(5.0, peer)) for peer in world.peers.values()]
+    asking = [peer.process.start(ask_for(1.5, peer)) for peer in world.peers.values()]
     results = await asyncio.gather(*asking)
     met = {r.members for own in results for r in own if r.done}
     assert len(met) == 10

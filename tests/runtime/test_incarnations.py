@@ -16,7 +16,7 @@ from p2ptrain.net.wire import MAX_NUMBER, Hello, JoinReply
 from p2ptrain.runtime.admission import request_join, successor
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.sim.world import World
-from tests.helpers.worlds import build, steps_of
+from tests.helpers.worlds import build, steps_of, until
 
 NOW = 1_767_225_600_000
 """Milliseconds since 1970, under which the first life of a peer begins."""
@@ -33,7 +33,7 @@ async def restarted(algorithm: str, name: str, move_ms: int, *, dead_s: float) -
     for number, peer in enumerate(world.peers.values()):
         assert peer.driver.me.incarnation > NOW + number
     asyncio.create_task(world.train(100_000, steps_of(0.1)))  # noqa: RUF006 - ends with the loop
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     world.crash(name)
     await asyncio.sleep(dead_s)
     world._lives += move_ms
@@ -53,7 +53,7 @@ def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "__init__", init)
 
 
-def averages_with(world: World, name: str) -> dict[str, int]:
+def averages_with(world: World, name: str) -> dict[PeerId, int]:
     """How many averages each peer has made together with `name` in its present life."""
     groups = {other: peer.metrics.of("group") for other, peer in world.peers.items()}
     return {
@@ -84,10 +84,20 @@ async def test_a_peer_whose_clock_was_set_trains_with_the_others_within_five_sec
     world = await restarted(algorithm, name, MOVES[move], dead_s=dead_s)
     before = averages_with(world, name)
     steps = {other: peer.steps for other, peer in world.peers.items()}
-    await asyncio.sleep(5.0)
-    for other, count in averages_with(world, name).items():
-        assert count > before[PeerId(other)], f"{other} has not met {name} again"
-        assert world.peers[PeerId(other)].steps >= steps[PeerId(other)] + 10
+
+    def missing() -> list[str]:
+        met = averages_with(world, name)
+        return [
+            *(f"{p} has not met {name} again" for p in world.peers if met[p] <= before[p]),
+            *(
+                f"{p} has not trained"
+                for p, peer in world.peers.items()
+                if peer.steps < steps[p] + 10
+            ),
+        ]
+
+    await until(lambda: not missing(), within_s=5.0)
+    assert missing() == []
     await world.close()
 
 
@@ -169,6 +179,6 @@ async def test_one_that_joins_nobody_is_found_again_by_the_others_and_trains_wit
 
     monkeypatch.setattr(PeerLifecycle, "enter", enter)
     world = await restarted(algorithm, name, move_ms, dead_s=6.0)
-    await asyncio.sleep(10.0)
+    await until(lambda: min(averages_with(world, name).values()) > 3, within_s=10.0)
     assert min(averages_with(world, name).values()) > 3
     await world.close()
