@@ -6,12 +6,16 @@
         model.safetensors          what the replica hands over (`compute/state.py`)
         peer.safetensors           vectors of the peer's other parts
         checkpoint.json            everything else; size and digest of the files beside it
-    DIR/<peer>/00000013.partial/   one that is being written, or was when the process ended
+    DIR/<peer>/00000013.partial/   one that is being written, or was when the process ended, or the
+                                   room of the oldest one, into which the next one is written
 
 A checkpoint is written into a folder that does not count, brought to the disk, and renamed: a crash
 after any write leaves the ones before it as they were. A changed bit of any file is found before
-anything of it is used, since `checkpoint.json` has BLAKE2 digests of the other files and of itself.
-The oldest are removed when more than so many are whole; so the folder has one more, at most.
+anything of it is used, since `checkpoint.json` has digests of the other files and of itself.
+
+When more than so many are whole, the oldest counts no more, and the model's file of the next one is
+written over its own. New pages of a file cost a virtual machine several times what these cost: its
+host may have taken back those of a removed file. So the folder has one more, until `tidy`.
 """
 
 import hashlib
@@ -33,6 +37,9 @@ from p2ptrain.runtime.files import Files
 FORMAT = "p2ptrain-checkpoint-1"
 MODEL, VECTORS, DOCUMENT = "model.safetensors", "peer.safetensors", "checkpoint.json"
 PARTIAL = ".partial"
+SHA256 = "sha256:"
+"""Before a file's digest: processors have instructions for it, so it takes a third of the time of
+BLAKE2, of which earlier checkpoints have digests without a word before them."""
 PIECE = 1 << 22
 """Bytes that are read at a time for a digest."""
 
@@ -77,15 +84,27 @@ class CheckpointFolder:
 
         Returns its folder, for `finish`. Raises OSError.
         """
-        for name in self._files.names(self.folder):
-            is_whole = name.isdecimal() and self._is_finished(name)
-            if not is_whole and name.removesuffix(PARTIAL).isdecimal():
-                self._files.remove_folder(self.folder / name)
-        number = max(self.numbers(), default=0) + 1
-        partial = self.folder / f"{number:08}{PARTIAL}"
-        self._file = self._files.create(partial / MODEL)
+        partial = self._next()
+        self.tidy(but=partial.name)
+        there = self._files.names(partial)
+        for name in {*there} - {MODEL}:
+            self._files.remove(partial / name)
+        write_to = self._files.overwrite if MODEL in there else self._files.create
+        self._file = write_to(partial / MODEL)
         write_model(self._file.write)
         return partial
+
+    def _next(self) -> Path:
+        """The folder in which the next one is written."""
+        number = max(self.numbers(), default=0) + 1
+        return self.folder / f"{number:08}{PARTIAL}"
+
+    def tidy(self, but: str = "") -> None:
+        """Remove all that does not count, except for the folder of that name. Raises OSError."""
+        for name in self._files.names(self.folder):
+            is_whole = name.isdecimal() and self._is_finished(name)
+            if name != but and not is_whole and name.removesuffix(PARTIAL).isdecimal():
+                self._files.remove_folder(self.folder / name)
 
     def finish(self, partial: Path, document: Document, vectors: Mapping[str, Any]) -> int:
         """Write the rest of it; then it counts, and the oldest ones go. Returns its size in bytes.
@@ -98,14 +117,19 @@ class CheckpointFolder:
         write_entries({n: entry_of(array) for n, array in vectors.items()}, {}, rest.write)
         rest.finish()
         found = {name: self._files.read(partial / name) for name in (MODEL, VECTORS)}
-        described = {name: [len(data), _digest(data)] for name, data in found.items()}
+        described = {n: [len(data), SHA256 + _digest(data, "sha256")] for n, data in found.items()}
         text = encode({**document, "format": FORMAT, "files": described})
         last = self._files.create(partial / DOCUMENT)
         last.write(text)
         last.finish()
         self._files.rename(partial, partial.with_name(partial.name.removesuffix(PARTIAL)))
-        for number in self.numbers()[self._keep :]:
+        too_old = self.numbers()[self._keep :]
+        for number in too_old[1:]:
             self._remove(number)
+        for number in too_old[:1]:
+            folder = self.folder / f"{number:08}"
+            self._files.remove(folder / DOCUMENT)  # from here on it does not count
+            self._files.rename(folder, self._next())
         return len(text) + sum(len(data) for data in found.values())
 
     def forget_after(self, number: int) -> None:
@@ -144,7 +168,8 @@ class CheckpointFolder:
         found = {}
         for name, (size, digest) in document["files"].items():
             found[name] = data = self._files.read(folder / name)
-            if len(data) != size or _digest(data) != digest:
+            kind = "sha256" if digest.startswith(SHA256) else "blake2b"
+            if len(data) != size or _digest(data, kind) != digest.removeprefix(SHA256):
                 raise StateError(f"{name} is not what was written")
         try:
             vectors = load(bytes(found[VECTORS]))
@@ -173,8 +198,9 @@ def decode(data: bytes) -> Document:
     return document
 
 
-def _digest(data: State) -> str:
-    digest, view = hashlib.blake2b(digest_size=32), memoryview(data)
+def _digest(data: State, kind: str = "blake2b") -> str:
+    digest = hashlib.sha256() if kind == "sha256" else hashlib.blake2b(digest_size=32)
+    view = memoryview(data)
     for start in range(0, len(view), PIECE):
         digest.update(view[start : start + PIECE])
     return digest.hexdigest()

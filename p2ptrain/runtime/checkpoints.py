@@ -26,6 +26,7 @@ next time counts anew who is missing.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -37,6 +38,7 @@ from p2ptrain.core.messages import MOST_BEFORE
 from p2ptrain.errors import StateError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Document
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.state_owners import load, packed, state_of, unpacked
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ class Checkpoints:
         """Those that go on from checkpoints of their own when the swarm starts again."""
         self.found: Checkpoint | None = None
         """What a resumed peer goes on from."""
+
+    @property
+    def _disk(self) -> CopyExecutor:
+        """What may take long runs there."""
+        return self._host.environment.disk or self._host.environment.executor
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -153,7 +160,7 @@ class Checkpoints:
 
     async def _write(self, document: Any, vectors: dict[str, Any], held: asyncio.Event) -> None:
         host = self._host
-        post, disk = host.environment.post, host.environment.disk or host.environment.executor
+        post = host.environment.post
 
         def model(write: Callable[[Data], None]) -> None:
             # In one piece on that thread: no outer step is in the model and not in its anchor.
@@ -164,7 +171,7 @@ class Checkpoints:
         try:
             partial_folder = await host.averages.whole(partial(self._folder.begin, model))
             finish = partial(self._folder.finish, partial_folder, document, vectors)
-            size_bytes = await disk(finish)
+            size_bytes = await self._disk(finish)
         except (OSError, StateError) as error:
             why = getattr(error, "strerror", None) or error
             self._say(f"cannot write a checkpoint to {self._folder.folder} ({why})")
@@ -187,9 +194,11 @@ class Checkpoints:
         self._is_failing = True
 
     async def settle(self) -> None:
-        """Wait for the one that is being written."""
+        """Wait for the one that is being written; it was the last one."""
         if self._writing:
             await asyncio.gather(self._writing, return_exceptions=True)
+            with suppress(OSError):
+                await self._disk(self._folder.tidy)
 
     # --- going on ---------------------------------------------------------------------------------
 

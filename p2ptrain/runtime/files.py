@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from p2ptrain.compute.replica import State
 from p2ptrain.compute.tensor_file import Data
@@ -38,6 +38,13 @@ class Files(Protocol):
         """A new file, empty; its folder is made."""
         ...
 
+    def overwrite(self, path: Path) -> OpenFile:
+        """A file that is there, from its beginning on; `finish` cuts off what is left of it.
+
+        Its room on the disk and in memory is used again. What has another name for it keeps it.
+        """
+        ...
+
     def read(self, path: Path) -> State:
         """All of a file."""
         ...
@@ -56,8 +63,8 @@ class Files(Protocol):
 
 
 class _DiskFile:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=0)
+    def __init__(self, path: Path, mode: Literal["xb", "r+b"]) -> None:
+        self._file = path.open(mode, buffering=0)
 
     def write(self, data: Data) -> None:
         left = memoryview(data).cast("B")
@@ -65,6 +72,7 @@ class _DiskFile:
             left = left[self._file.write(left) :]
 
     def finish(self) -> None:
+        self._file.truncate()
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -78,7 +86,13 @@ class DiskFiles:
     def create(self, path: Path) -> OpenFile:
         _make_lasting(path.parent.parent)  # what is in it lasts once it is renamed
         path.parent.mkdir(exist_ok=True)
-        return _DiskFile(path)
+        return _DiskFile(path, "xb")
+
+    def overwrite(self, path: Path) -> OpenFile:
+        if path.stat().st_nlink == 1:
+            return _DiskFile(path, "r+b")
+        path.unlink()
+        return _DiskFile(path, "xb")
 
     def read(self, path: Path) -> State:
         with path.open("rb") as file:

@@ -142,7 +142,7 @@ class PeerConfig:
     is trained again after a loss of all peers."""
 
     checkpoint_keep: int = 3
-    """How many are kept. With one more for a moment, the disk holds so many times model, optimizer
+    """How many are kept. With room for one more, the disk holds so many times model, optimizer
     and what waits. 1 leaves none before one that is damaged."""
 
     resume: bool = False

@@ -49,6 +49,9 @@ class MemoryFiles:
         if path in self.contents:
             raise FileExistsError(17, "File exists", str(path))
         self.contents[path] = bytearray()
+        return self.overwrite(path)
+
+    def overwrite(self, path: Path) -> "MemoryFile":
         self._loose.add(path)
         self._changed()
         return MemoryFile(self, path)
@@ -71,15 +74,17 @@ class MemoryFiles:
         for path in self._within(folder):
             self.remove(path)
 
-    def append(self, path: Path, data: Data) -> None:
+    def write(self, path: Path, at: int, data: Data) -> None:
         """In two pieces, between which it may crash."""
         data, half = bytes(data), len(data) // 2
         for piece in (data[:half], data[half:]):
-            self.contents[path] += piece
+            self.contents[path][at : at + len(piece)] = piece
+            at += len(piece)
             self._changed()
 
-    def finish(self, path: Path) -> None:
+    def finish(self, path: Path, size: int) -> None:
         """It survives a crash."""
+        del self.contents[path][size:]
         self._loose.discard(path)
         self._changed()
 
@@ -95,9 +100,11 @@ class MemoryFile:
     def __init__(self, files: MemoryFiles, path: Path) -> None:
         self._files = files
         self._path = path
+        self._at = 0
 
     def write(self, data: Data) -> None:
-        self._files.append(self._path, data)
+        self._files.write(self._path, self._at, data)
+        self._at += memoryview(data).nbytes
 
     def finish(self) -> None:
-        self._files.finish(self._path)
+        self._files.finish(self._path, self._at)

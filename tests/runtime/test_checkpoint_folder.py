@@ -1,5 +1,6 @@
 """A checkpoint is whole, or does not count."""
 
+import hashlib
 import json
 from pathlib import Path
 from random import Random
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.errors import StateError
+from p2ptrain.runtime import checkpoint_folder
 from p2ptrain.runtime.checkpoint_folder import CheckpointFolder, decode, encode
 from p2ptrain.runtime.files import DiskFiles
 from p2ptrain.runtime.state_owners import packed, unpacked
@@ -20,6 +22,10 @@ def write(folder: CheckpointFolder, updates: int) -> int:
     partial = folder.begin(lambda write: write(bytes([updates % 256]) * 40))
     vectors = {"state/residual/left": np.full(3, updates, np.float32)}
     return folder.finish(partial, {"updates": updates, "state": {"x": updates / 3}}, vectors)
+
+
+def blake2b(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def newest(folder: CheckpointFolder, said: list[str] | None = None):
@@ -50,6 +56,35 @@ def test_the_disk_holds_so_many_and_the_oldest_go(folder):
     assert len(set(sizes)) <= 2
 
 
+def test_the_next_model_is_written_over_the_oldest_one_which_counts_no_more(tmp_path):
+    folder = CheckpointFolder(tmp_path / "p0", 2, DiskFiles())
+    for updates in range(3):
+        write(folder, updates)
+    room = (tmp_path / "p0" / "00000004.partial" / "model.safetensors").stat().st_ino
+    partial = folder.begin(lambda write: write(b"shorter"))
+    folder.finish(partial, {"updates": 3}, {})
+    assert (tmp_path / "p0" / "00000004" / "model.safetensors").stat().st_ino == room
+    assert bytes(newest(folder).model) == b"shorter"
+
+
+def test_a_copy_by_another_name_of_the_same_file_stays_as_it_was(tmp_path):
+    folder = CheckpointFolder(tmp_path / "p0", 2, DiskFiles())
+    write(folder, 1)
+    copy = tmp_path / "copy"
+    copy.hardlink_to(tmp_path / "p0" / "00000001" / "model.safetensors")
+    for updates in range(2, 6):
+        write(folder, updates)
+    assert copy.read_bytes() == bytes([1]) * 40
+
+
+def test_a_checkpoint_with_the_digests_of_earlier_versions_is_read(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "SHA256", "")
+    monkeypatch.setattr(checkpoint_folder, "_digest", lambda data, kind="": blake2b(data))
+    write(folder, 5)
+    monkeypatch.undo()
+    assert folder.read(1).updates == 5
+
+
 def test_a_run_that_goes_on_from_an_older_one_forgets_the_newer_ones(folder):
     for updates in (1, 2, 3):
         write(folder, updates)
@@ -60,7 +95,7 @@ def test_a_run_that_goes_on_from_an_older_one_forgets_the_newer_ones(folder):
 def changes_of_a_checkpoint() -> int:
     files = MemoryFiles()
     folder = CheckpointFolder(FOLDER, 2, files)
-    for updates in range(3):
+    for updates in range(4):  # the last one is written over the first one
         before = files.changes
         write(folder, updates)
     return files.changes - before
@@ -70,20 +105,27 @@ def changes_of_a_checkpoint() -> int:
 def test_a_crash_after_any_change_of_the_disk_leaves_a_whole_one(change):
     files = MemoryFiles()
     folder = CheckpointFolder(FOLDER, 2, files)
-    for updates in (0, 1):
+    for updates in (0, 1, 2):
         write(folder, updates)
     files.crash_after = files.changes + change
     with pytest.raises(Crashed):
-        write(folder, 2)
+        write(folder, 3)
     files.crash(Random(change))
     said: list[str] = []
     again = CheckpointFolder(FOLDER, 2, files)
-    assert newest(again, said).updates in (1, 2)
+    assert newest(again, said).updates in (2, 3)
     assert not said, "an unfinished one is no damaged one"
-    for updates in (3, 4, 5):
+    for updates in (4, 5, 6):
         write(again, updates)
-    assert [again.read(n).updates for n in again.numbers()] == [5, 4]
+    assert [again.read(n).updates for n in again.numbers()] == [6, 5]
+    assert {p.name for p in spare(files)} == {"model.safetensors", "peer.safetensors"}
+    again.tidy()
     assert len(files.contents) == 2 * 3, "nothing is left of the unfinished one"
+
+
+def spare(files: MemoryFiles) -> list[Path]:
+    """What is there and does not count."""
+    return [path for path in files.contents if path.parent.name.endswith(".partial")]
 
 
 def test_each_flipped_bit_is_found_and_the_one_before_is_used():
