@@ -24,8 +24,9 @@ it computes. Differences from the paper, and why:
   the swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
 * *In fragments*, if asked (`fragment_s`): where a model takes longer than some steps on a link, an
   average moves a part of it (DivShare, arXiv 2410.12918): the one that was averaged longest ago,
-  whichever peer chose it. One partner at a time: a second one would have half of the link. An
-  exchange follows the other, with another partner, until each number was averaged once: a period
+  whichever peer chose it. One partner at a time: a second one would have half of the link. With
+  each partner a part is as large as that pair's link carries (`core/fragments.py`). An exchange
+  follows the other, with another partner, until each number was averaged once: a period
   is one of whole models.
 """
 

@@ -138,7 +138,9 @@ class Swarm(Protocol):
 
         It averages models, in delta form: `DONE` is in the model, or pending until the trainer's
         next boundary. With `fragment_s` it averages a fragment of them that moves in about so many
-        seconds, by what links were seen to carry: the next one in turn.
+        seconds, by what groups with these peers took: the next one in turn. In a pair each
+        candidate is asked for a fragment of its own size; of a larger group, slow candidates are
+        not asked if there are enough others.
         Candidates are asked in this order, several at once; a busy one is waited for if too few
         others are free. While this peer is in another group, the claim waits; it ends with
         `YIELDED` if it gives way to an older one that includes this peer. An attempt that cannot

@@ -97,8 +97,9 @@ shows that the older one is over; a coordinator takes no offer that it has let g
 `tests/core/test_group_lock.py` and `test_group_lock_offers.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, GroupEnded, Outcome, Send
@@ -129,6 +130,9 @@ from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
+SAME_FOR_ALL: Mapping[PeerId, Purpose] = MappingProxyType({})
+"""Every candidate is asked for the same group."""
+
 MOST_TICKS = 1 << 32
 """No request sets our clock forward by more: a made-up age must not drive it to where our own
 requests cannot be encoded any more."""
@@ -149,16 +153,23 @@ class GroupLock(Slot):
     """
 
     def request(
-        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
+        self,
+        candidates: Sequence[PeerId],
+        needed: int,
+        now: Seconds,
+        purpose: Purpose = GOSSIP,
+        purposes: Mapping[PeerId, Purpose] = SAME_FOR_ALL,
     ) -> Ticket:
         """Request a group of ourselves and `needed` of `candidates`, preferred in this order.
 
         It ends in `Average` and then `GroupEnded`, or in `GroupEnded` only. While we are somebody
-        else's, it waits for its turn. A group that is not gossip may be of ourselves alone.
+        else's, it waits for its turn. A group that is not gossip may be of ourselves alone. A pair
+        may be for something else with each candidate: `purposes` then says so, and each of them is
+        asked for its own, and begins with that.
 
         Raises:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
-                `needed`, or none is needed.
+                `needed`, or none is needed, or a group that is no pair has several purposes.
         """
         alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         once = len({self._me, *candidates}) == len(candidates) + 1
@@ -166,10 +177,13 @@ class GroupLock(Slot):
             raise LocalProtocolError(
                 f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
             )
+        if purposes and needed != 1:
+            raise LocalProtocolError(f"{self._me} cannot claim {needed} for several purposes")
         self._lapse(now)
         if purpose.formation is Formation.CLAIMED:  # stable: else in the order of preference
             candidates = sorted(candidates, key=lambda peer: self._credit.is_spent(peer, now))
-        wish = Wish(self.next_ticket(), tuple(candidates), needed, purpose)
+        pairs = tuple(purposes.items())
+        wish = Wish(self.next_ticket(), tuple(candidates), needed, purpose, pairs)
         asked = [other.purpose.formation for other in self._wishes]
         if isinstance(self._state, Collecting):
             asked.append(self._state.request.purpose.formation)
@@ -295,7 +309,7 @@ class GroupLock(Slot):
                 if state.asked:
                     self.timeouts.answers.missed()
                 for peer in state.waiting:
-                    self._emit(Send(peer, state.request))
+                    self._emit(Send(peer, state.request_to(peer)))
                 resend_at, silent = now + self._config.resend_s, (*state.silent, *state.asked)
                 # A peer that is dead, or cut off, keeps us from asking others no longer.
                 self._proceed(replace(state, resend_at=resend_at, asked=(), silent=silent))
@@ -385,7 +399,16 @@ class GroupLock(Slot):
         unasked = tuple(peer for peer in candidates if peer not in granters)
         give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.answers.seconds
         self._proceed(
-            Collecting(own, wish.needed, unasked, now, give_up_at, resend_at, granted=granted)
+            Collecting(
+                own,
+                wish.needed,
+                unasked,
+                now,
+                give_up_at,
+                resend_at,
+                granted=granted,
+                purposes=wish.purposes,
+            )
         )
 
     def _proceed(self, state: Collecting) -> None:
@@ -401,7 +424,7 @@ class GroupLock(Slot):
         now, later = state.unasked[: max(0, count)], state.unasked[max(0, count) :]
         self._state = replace(state, unasked=later, asked=(*state.asked, *now))
         for peer in now:
-            self._emit(Send(peer, state.request))  # lost: sent again at `resend_at`
+            self._emit(Send(peer, state.request_to(peer)))  # lost: sent again at `resend_at`
 
     def _handle_grant(
         self, source: PeerId, ticket: Ticket, contribution: Contribution, now: Seconds
@@ -449,10 +472,11 @@ class GroupLock(Slot):
         if isinstance(state, Collecting) and any(p.offer == offer for p in state.granted):
             state = state.without(source)
             self._state = replace(state, asked=(*state.asked, source))
-            self._emit(Send(source, state.request))  # lost: sent again at `resend_at`
+            self._emit(Send(source, state.request_to(source)))  # lost: sent again at `resend_at`
 
     def _begin(self, state: Collecting) -> None:
-        ticket, purpose = state.ticket, state.request.purpose
+        begun = state.request_to(state.granters[0]) if state.granted else state.request
+        ticket, purpose = state.ticket, begun.purpose
         mine = Promise(self._me, self._environment.contribution(purpose))
         promises = sorted((mine, *state.granted), key=lambda promise: promise.peer)
         members = tuple(promise.peer for promise in promises)
@@ -562,7 +586,7 @@ class GroupLock(Slot):
             case Collecting() as state if initiator in state.unasked:
                 # It wants a group, and will yield to us.
                 self._state = replace(state.without(initiator), asked=(*state.asked, initiator))
-                self._emit(Send(initiator, state.request))  # lost: sent again at `resend_at`
+                self._emit(Send(initiator, state.request_to(initiator)))  # lost: comes again
             case _:
                 self._slot_is_wanted(now)
 

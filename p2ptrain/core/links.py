@@ -11,6 +11,8 @@ member. Within the larger of the two, shards are as equal as possible. Links who
 less than `ALIKE` count as equal: measurements are no better than that.
 
 **Speeds.** A peer measures what it moves in each group and publishes the median of the last ones.
+Groups that move little are taken together, until they have moved enough; they count if they lasted
+long all the same, as on a link that is slow for them. Else they took the time of messages.
 A single group cannot tell its own link from that of its slowest member, which paces all. In groups
 that vary, a slow peer is in few of anyone's, and so is a neighbour on the same machine. Where
 everyone is in every group (`allreduce`) all measure the same and shards stay equal; then the speed
@@ -34,7 +36,13 @@ REMEMBERED = 15
 """Groups in the median. Fewer: chance decides; more: a change is noticed late."""
 
 LEAST_BYTES = 1 << 20
-"""The time for less than this is latency, not speed."""
+"""The time for less than this is latency, not speed, unless groups that move less are long."""
+
+LONG_S: Seconds = 0.3
+"""Groups that last so long, on average, move numbers for most of it, if not very few."""
+
+MOST_SMALL = 16
+"""So many groups that move less are taken together at most: smaller ones are all latency."""
 
 MAX_MBIT = 10_000_000
 
@@ -44,6 +52,8 @@ class LinkMeter:
 
     def __init__(self) -> None:
         self._seen: deque[int] = deque(maxlen=REMEMBERED)
+        self._small, self._small_bytes, self._small_s = 0, 0, 0.0
+        """How many groups of less than `LEAST_BYTES` are taken together, and what they moved."""
 
     @property
     def mbit(self) -> int:
@@ -54,8 +64,17 @@ class LinkMeter:
 
     def note(self, moved_bytes: int, seconds: Seconds) -> None:
         """A group has ended, in which `moved_bytes` went one way."""
-        if moved_bytes >= LEAST_BYTES and seconds > 0:
-            self._seen.append(min(max(1, round(8e-6 * moved_bytes / seconds)), MAX_MBIT))
+        if seconds <= 0 or moved_bytes <= 0:
+            return
+        if moved_bytes < LEAST_BYTES:
+            groups, moved_bytes = self._small + 1, self._small_bytes + moved_bytes
+            seconds, is_enough = self._small_s + seconds, moved_bytes >= LEAST_BYTES
+            is_over = is_enough or groups == MOST_SMALL
+            kept = (0, 0, 0.0) if is_over else (groups, moved_bytes, seconds)
+            self._small, self._small_bytes, self._small_s = kept
+            if not is_enough or seconds < LONG_S * groups:
+                return
+        self._seen.append(min(max(1, round(8e-6 * moved_bytes / seconds)), MAX_MBIT))
 
 
 class SharedLink:

@@ -171,6 +171,8 @@ class Collecting:
     granted: tuple[Promise, ...] = ()
     dropped: tuple[PeerId, ...] = ()
     """Will not be in this group any more."""
+    purposes: tuple[tuple[PeerId, Purpose], ...] = ()
+    """What a pair with each candidate is for, if that is not the same."""
 
     @property
     def ticket(self) -> Ticket:
@@ -189,6 +191,11 @@ class Collecting:
     def told(self) -> tuple[PeerId, ...]:
         """Who knows of the request, as far as we know."""
         return (*self.granters, *self.waiting)
+
+    def request_to(self, peer: PeerId) -> Request:
+        """The request as this candidate gets it."""
+        purpose = dict(self.purposes).get(peer)
+        return replace(self.request, purpose=purpose) if purpose else self.request
 
     def without(self, peer: PeerId) -> "Collecting":
         """The same request, with `peer` in none of the lists."""
@@ -234,6 +241,8 @@ class Wish:
     candidates: tuple[PeerId, ...]
     needed: int
     purpose: Purpose = GOSSIP
+    purposes: tuple[tuple[PeerId, Purpose], ...] = ()
+    """As of `Collecting`."""
 
 
 @dataclass(frozen=True, slots=True)

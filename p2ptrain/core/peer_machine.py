@@ -11,7 +11,7 @@ After any call that takes `now` the driver must carry out `take_effects()` in or
 timer for `next_deadline()`. Nothing here awaits, so every method runs to completion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -20,6 +20,7 @@ from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Effect, Ending, Outcome, What
 from p2ptrain.core.epochs import Epochs
+from p2ptrain.core.group_lock import SAME_FOR_ALL
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig, TimeoutPolicy
@@ -112,13 +113,14 @@ class PeerMachine:
         needed: int,
         now: Seconds,
         purpose: Purpose = GOSSIP,
+        purposes: Mapping[PeerId, Purpose] = SAME_FOR_ALL,
     ) -> Ticket:
         """The algorithm claims a group with `needed` of `candidates`, which it prefers in order.
 
-        Ends in a `GroupEnded` with this ticket.
+        Ends in a `GroupEnded` with this ticket. `purposes` is as of `GroupLock.request`.
         """
         with self.groups.at(now):
-            return self.groups.lock.request(candidates, needed, now, purpose)
+            return self.groups.lock.request(candidates, needed, now, purpose, purposes)
 
     def release_trainer(self) -> None:
         """The trainer goes on before the barrier's group that it is in is over."""

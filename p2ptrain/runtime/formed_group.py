@@ -420,8 +420,9 @@ class FormedGroup(Attempt):
         if exchange.ended_well:
             transfers.stall(*kind).took(exchange.moving_s)
             if self._moves_models:
-                fragments = self._averages.host.swarm.fragments
-                fragments.took(self._effect.purpose.fragments, exchange.moving_s)
+                swarm, parts = self._averages.host.swarm, self._effect.purpose.fragments
+                others = [peer for peer in self.members if peer != swarm.me]
+                swarm.fragments.took(parts, exchange.moving_s, others)
         else:
             transfers.broke(*kind, exchange.silent_s, exchange.missing_s)
 

@@ -11,6 +11,7 @@ from p2ptrain.core.choice import Choice
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.epochs import count_of
 from p2ptrain.core.fragments import Fragments
+from p2ptrain.core.group_lock import SAME_FOR_ALL
 from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -112,8 +113,9 @@ class DriverSwarm:
         async with self._claiming:
             may_begin = not driver.stopping and not driver.live.is_due
             if may_begin and len(candidates) >= max(1, count):
-                part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
-                return await self._claim(candidates, count, Purpose(fragment=part, fragments=parts))
+                if fragment_s:
+                    return await self._claim_fragment(candidates, count, fragment_s)
+                return await self._claim(candidates, count, Purpose())
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
@@ -121,6 +123,27 @@ class DriverSwarm:
             return GroupResult(Outcome.WITHDRAWN, "the settings of the swarm change")
         why = f"{len(candidates)} candidates for a group with {count} others"
         return GroupResult(Outcome.BUSY, why)
+
+    async def _claim_fragment(
+        self, candidates: Sequence[PeerId], count: int, lasts_s: Seconds
+    ) -> GroupResult:
+        """Claim a group for the fragment that fits the links of its members.
+
+        In a pair each candidate is asked for a fragment of the size of that pair. In a group of
+        several all need the same: one that fits as many as are needed, and at least half of the
+        candidates; slower ones are not asked this time, and claim groups themselves.
+        """
+        counts = {peer: self.fragments.count(peer, lasts_s) for peer in candidates}
+        if count > 1:
+            most = sorted(counts.values())[max(count, -(-len(counts) // 2)) - 1]
+            fitting = [peer for peer in candidates if counts[peer] <= most]
+            return await self._claim(fitting, count, self._next_of(most))
+        of = {parts: self._next_of(parts) for parts in set(counts.values())}
+        purposes = {peer: of[parts] for peer, parts in counts.items()}
+        return await self._claim(candidates, count, purposes[candidates[0]], purposes)
+
+    def _next_of(self, parts: int) -> Purpose:
+        return Purpose(fragment=self.fragments.next(parts), fragments=parts)
 
     async def claim(
         self, candidates: Sequence[PeerId], count: int, purpose: Purpose
@@ -130,11 +153,16 @@ class DriverSwarm:
             return await self._claim(candidates, count, purpose)
 
     async def _claim(
-        self, candidates: Sequence[PeerId], count: int, purpose: Purpose
+        self,
+        candidates: Sequence[PeerId],
+        count: int,
+        purpose: Purpose,
+        purposes: Mapping[PeerId, Purpose] = SAME_FOR_ALL,
     ) -> GroupResult:
         driver, waiting = self._driver, self._driver.averages.asked_at
         purpose = replace(purpose, epoch=driver.live.epoch)
-        ticket = driver.machine.request(candidates, count, self.now, purpose)
+        purposes = {p: replace(one, epoch=driver.live.epoch) for p, one in purposes.items()}
+        ticket = driver.machine.request(candidates, count, self.now, purpose, purposes)
         waiting[ticket] = self.now
         try:
             result = await self._ending_of(ticket)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.core.fragments import FIRST
+from p2ptrain.core.shards import shard
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
@@ -68,3 +69,43 @@ async def test_a_peer_on_a_slow_link_does_not_set_the_pace_of_those_on_fast_ones
     assert slow > 0
     assert min(averaged.values()) > 1.5 * slow
     await world.close()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [("ad_psgd", {}), ("ripples", {"peers_per_machine": 2})]
+)
+async def test_groups_within_a_data_centre_and_between_two_last_about_as_long_as_asked(
+    algorithm: str, options: Options
+):
+    """Sized by the fastest of a peer's last groups, a whole model went between the two."""
+    numbers, stands_for, lasts_s = 256, 25_000, 1.0  # as 25 MB
+    world = World(1, Link(latency_s=1e-4), exchange=ExchangeConfig(chunk_kib=1))
+    world.network.stands_for = stands_for
+    for centre in ("left", "right"):
+        inner = Link(latency_s=1e-4, bandwidth_bytes_s=1e9 / 8)  # two share what goes out
+        world.network.machine(centre, 20e6 / 8, inner)
+    for place in range(4):
+        name, replica = f"p{place}", VectorReplica(np.ones(numbers, np.float32))
+        await world.add(name, replica, algorithm, fragment_s=lasts_s, **options)
+        world.network.place(world.address_of(PeerId(name)), ("left", "right")[place // 2])
+    await world.train(90, steps_of(1.0))
+    averaged = np.zeros(numbers, int)
+    for peer in world.peers.values():
+        done = [one for one in peer.metrics.of("group") if one["outcome"] == "done"]
+        inside, between = (
+            [one for one in done if (centres(one["members"]) > 1) is crosses]
+            for crosses in (False, True)
+        )
+        assert {one["fragments"] for one in inside[10:]} == {1}, "whole models, in 0.2 s"
+        for one in between[10:]:
+            assert lasts_s / 4 < one["exchange_s"] < 3 * lasts_s
+        for one in between:
+            span = shard(numbers, one["fragments"], one["fragment"])
+            averaged[span.start : span.stop] += 1
+    assert averaged.min() >= 4, "each number in its turn"
+    await world.close()
+
+
+def centres(members: list[PeerId]) -> int:
+    """In how many of the two these are."""
+    return len({int(peer[1:]) // 2 for peer in members})

@@ -9,6 +9,7 @@ from p2ptrain.core.effects import Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import MOST_TICKS
 from p2ptrain.core.lock_state import ENDED_REMEMBERED, Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request
+from p2ptrain.core.purpose import Purpose
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore.copies import clone_part, frozen_part
@@ -68,6 +69,36 @@ def test_a_group_of_four_forms_when_the_last_one_has_granted(quartet: Trio):
     quartet.deliver("d", "b")
     quartet.settle()
     assert quartet.groups == dict.fromkeys("abcd", ticket)
+
+
+def test_in_a_pair_each_candidate_is_asked_for_its_own_fragment(trio: Trio):
+    """As large as its link carries; the one that is free takes what it was asked for."""
+    half, eighth = Purpose(fragments=2), Purpose(fragment=5, fragments=8)
+    busy = formed(trio, "b", "c")
+    ticket = trio.locks["a"].request([*AB[1:], PeerId("c")], 1, 0.0, half, {PeerId("c"): eighth})
+    assert trio.said("a", "b").purpose == half
+    trio.settle()
+    trio.finish(busy, by="c")
+    trio.settle()
+    assert trio.groups["a"] == trio.groups["c"] == ticket
+    assert {trio.averages[name, ticket].purpose for name in "ac"} == {eighth}
+    trio.finish(busy, by="b")
+    trio.finish(ticket)
+
+
+def test_a_request_that_comes_again_is_for_the_same_fragment(trio: Trio):
+    eighth = Purpose(fragment=5, fragments=8)
+    trio.locks["a"].request([PeerId("b")], 1, 0.0, Purpose(fragments=2), {PeerId("b"): eighth})
+    trio.drop("a", "b")
+    trio.advance(RESEND_S)
+    assert {trio.averages[name, trio.groups[name]].purpose for name in "ab"} == {eighth}
+    trio.finish(trio.groups["a"])
+
+
+def test_only_a_pair_is_for_something_else_with_each_candidate(trio: Trio):
+    others = [PeerId("b"), PeerId("c")]
+    with pytest.raises(LocalProtocolError, match="several purposes"):
+        trio.locks["a"].request(others, 2, 0.0, purposes={PeerId("b"): Purpose(fragments=2)})
 
 
 def test_a_group_needs_no_message_to_end(trio: Trio):

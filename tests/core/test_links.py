@@ -8,6 +8,7 @@ from p2ptrain.core.links import (
     ALIKE,
     LEAST_BYTES,
     MAX_MBIT,
+    MOST_SMALL,
     REMEMBERED,
     WHOLE,
     LinkMeter,
@@ -126,3 +127,29 @@ def test_no_measurement_leaves_the_range_that_others_accept():
     slow = LinkMeter()
     slow.note(LEAST_BYTES, 1e9)
     assert slow.mbit == 1
+
+
+@pytest.mark.parametrize("mbit", [1, 5])
+def test_short_transfers_over_a_slow_link_are_measured_together(mbit: int):
+    """Fragments that last a second there are smaller than what is measured alone."""
+    meter, groups = LinkMeter(), 0
+    while not meter.mbit:
+        meter.note(mbit * 1_000_000 // 8, 1.0)
+        groups += 1
+        assert groups <= MOST_SMALL
+    assert meter.mbit == mbit
+    assert groups > 1
+
+
+def test_small_groups_that_are_short_say_nothing_of_the_link_even_if_some_were_delayed():
+    meter = LinkMeter()
+    for group in range(100):
+        meter.note(LEAST_BYTES // 4, 0.4 if group % 5 == 0 else 0.02)
+    assert meter.mbit == 0
+
+
+def test_what_is_so_small_that_latency_takes_the_time_says_nothing_of_the_link():
+    meter = LinkMeter()
+    for _ in range(2 * LEAST_BYTES // 4096):
+        meter.note(4096, 0.5)
+    assert meter.mbit == 0
