@@ -21,8 +21,8 @@ explore: $(READY)  ## claims, barriers and wait-avoiding groups, exhaustively: e
 SEEDS ?= $(if $(QUICK),5,1000)
 FIRST ?= 0
 
-worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
-	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
+worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=... OPTIONS="sync=ssp gap=1"
+	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM)) $(OPTIONS:%=--option %)
 
 STARTS ?= $(if $(QUICK),2,100)
 

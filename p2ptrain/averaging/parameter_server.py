@@ -28,9 +28,11 @@ As built here, and why:
 * *A server's death* under ``asp`` and ``ssp`` is survived by what the living have got; lost is what
   it trained itself since its last answer to one of them (`runtime/parameters.py`).
 * *The first server counts clocks.* A peer says how many steps it has made, and hears how many the
-  slowest one has. A successor knows no clocks; it counts a peer that it has not heard of as the
-  slowest, and those that wait say theirs again. A newcomer counts on from the slowest. What is lost
-  is said again, so it costs time and no step too many.
+  slowest one has. A successor knows no clocks and asks for them; until all have answered or are
+  dead none goes on. A newcomer counts on from the slowest, also if it is the first server itself;
+  so does a peer that was taken for dead while the others went on. A clock names the life that it
+  is of: what an earlier one said may come late. What is lost is said again, so it costs time and
+  no step too many.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,8 +57,24 @@ PULL_S: Seconds = 0.5
 
 MOST_SERVERS = 1 << 10
 
+MOST_CLOCK = 1 << 61
+"""Steps and lives; more can be counted on from it, and be said."""
+
 CLOCK, SLOWEST = "clock", "slowest"
-"""Steps of the one that says so; of the slowest peer, and of the slowest that is known."""
+"""A peer's steps, the slowest that it has heard of, and which life it says so in; the answer: steps
+of the slowest, what the first step of a newcomer counts as, and the life that it is said to."""
+
+ASK, REPLY = "ask", "reply"
+"""The first server asks for a clock; the reply is as `CLOCK`, and is not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one peer has said of its clock."""
+
+    clock: int
+    slowest: int
+    life: int
 
 
 class ParameterServer(Algorithm):
@@ -100,11 +118,12 @@ class ParameterServer(Algorithm):
     """Steps, as servers count them; 0 before the first one."""
     slowest = 0
     """Clock of the slowest peer, as far as this one has heard."""
-    _known_slowest = -1  # of those that the counting server knows; -1: it has not said yet
+    _start = 0  # our first step counts as this one; 0: the first server has not said yet
+    _asked_at: Seconds = -ASK_S
 
     def __init__(self, config: "ParameterServer.Config | None" = None) -> None:
         super().__init__(config)
-        self._clocks: dict[PeerId, int] = {}  # as the first server
+        self._said: dict[PeerId, _Said] = {}  # as the first server: of others
 
     @property
     def averages(self) -> str:  # type: ignore[override]
@@ -154,13 +173,18 @@ class ParameterServer(Algorithm):
 
     async def _keep_to_gap(self, swarm: Swarm) -> None:
         """Count this step, and wait for the slowest peer if it is too far behind."""
-        if len(swarm.trainees()) > 1 and self.clock == 0:
-            await self._say_clock_until(swarm, lambda: self._known_slowest >= 0)
-            if self._known_slowest > self.config.gap + 1:  # else we begin with the others
-                self.clock = self._known_slowest - 1
+        if self.clock == 0:
+            await self._say_clock_until(swarm, lambda: self._start > 0)
+            self.clock = max(0, self._start - 1)
         self.clock += 1
         self._say_clock(swarm)
-        await self._say_clock_until(swarm, lambda: self.clock - self.slowest <= self.config.gap)
+        await self._say_clock_until(swarm, lambda: self._is_near(swarm))
+
+    def _is_near(self, swarm: Swarm) -> bool:
+        """Whether the next step may begin."""
+        counts = swarm.trainees()[0] == swarm.me
+        slowest = self._slowest_of(swarm) if counts else self.slowest
+        return self.clock <= slowest + int(self.config.gap)
 
     async def _say_clock_until(self, swarm: Swarm, is_over: Callable[[], bool]) -> None:
         counts, said_at = None, swarm.now
@@ -175,44 +199,81 @@ class ParameterServer(Algorithm):
     def _say_clock(self, swarm: Swarm) -> None:
         counts = swarm.trainees()[0]
         if counts == swarm.me:
-            self._note(swarm, swarm.me, self.clock)
+            self._count(swarm, swarm.me, _Said(*self._numbers(swarm)))
         else:  # lost: said again after the next step, or by one that waits
-            swarm.tell(counts, AlgorithmMessage(CLOCK, (self.clock,)))
+            self._said.clear()  # if we count again, it may be of earlier lives
+            swarm.tell(counts, AlgorithmMessage(CLOCK, self._numbers(swarm)))
+
+    def _numbers(self, swarm: Swarm) -> tuple[int, int, int]:
+        return self.clock, self.slowest, swarm.incarnation
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
+        if max(message.numbers, default=0) > MOST_CLOCK:
+            raise RemoteProtocolError(f"{source} says {message}, which is no clock")
         match message:
-            case AlgorithmMessage(kind="clock", numbers=(clock,), peers=()):
-                self._note(swarm, source, clock)
+            case AlgorithmMessage(kind="clock" | "reply", numbers=(clock, slowest, life), peers=()):
                 if swarm.trainees()[0] == swarm.me:
-                    self._tell(swarm, source)
-            case AlgorithmMessage(kind="slowest", numbers=(slowest, known), peers=()):
-                if source == swarm.trainees()[0]:
-                    self.slowest, self._known_slowest = max(self.slowest, slowest), known
+                    self._count(swarm, source, _Said(clock, slowest, life))
+                    if message.kind == CLOCK:
+                        self._tell(swarm, source)
+            case AlgorithmMessage(kind="ask", numbers=(), peers=()):
+                # Lost: it asks again.
+                swarm.tell(source, AlgorithmMessage(REPLY, self._numbers(swarm)))
+            case AlgorithmMessage(kind="slowest", numbers=(slowest, start, life), peers=()):
+                if source == swarm.trainees()[0] and life == swarm.incarnation:
+                    self.slowest, self._start = max(self.slowest, slowest), start
+                    if 0 < self.clock < start:  # they have gone on without us
+                        self.clock = start
+                        self._say_clock(swarm)
             case _:
                 raise RemoteProtocolError(f"{source} says {message}, which is no clock")
 
-    def _note(self, swarm: Swarm, peer: PeerId, clock: int) -> None:
-        """As the first server: hear a clock, and tell those whom it lets go on."""
-        before = self._of_slowest(swarm)[0]
-        # A peer that begins says 0: what an earlier life of it has said does not count.
-        self._clocks[peer] = max(clock, self._clocks.get(peer, 0)) if clock else 0
-        here = {swarm.me, *swarm.participants()}  # suspects count until they are dead
-        self._clocks = {one: at for one, at in self._clocks.items() if one in here}
-        slowest, known = self._of_slowest(swarm)
-        if peer == swarm.me or swarm.trainees()[0] == swarm.me:
-            self.slowest, self._known_slowest = max(self.slowest, slowest), known
-        if slowest > before and swarm.trainees()[0] == swarm.me:
-            for other, at in self._clocks.items():
-                if other not in (swarm.me, peer) and at - before > self.config.gap:
-                    self._tell(swarm, other)
+    # --- the first server -------------------------------------------------------------------------
+
+    def _count(self, swarm: Swarm, peer: PeerId, said: _Said) -> None:
+        """Take in a clock, and tell those whom it lets go on."""
+        before, known = self._slowest_of(swarm), self._said.get(peer)
+        is_new = known is None or (said.life, said.clock) >= (known.life, known.clock)
+        if is_new and peer != swarm.me:
+            self._said[peer] = said
+        here = swarm.participants()  # suspects count until they are dead
+        self._said = {one: what for one, what in self._said.items() if one in here}
+        if swarm.now >= self._asked_at + ASK_S:
+            for one in self._unheard(swarm):
+                self._asked_at = swarm.now
+                swarm.tell(one, AlgorithmMessage(ASK))
+        self._start = self._start_of_newcomers(swarm)
+        if 0 < self.clock < self._start:  # they have gone on without us
+            self.clock = self._start
+        slowest = self._slowest_of(swarm)
+        self.slowest = max(self.slowest, slowest)
+        for other, what in self._said.items() if slowest > before else ():
+            if other != peer and what.clock - before > self.config.gap:
+                self._tell(swarm, other)
 
     def _tell(self, swarm: Swarm, peer: PeerId) -> None:
-        swarm.tell(peer, AlgorithmMessage(SLOWEST, self._of_slowest(swarm)))  # lost: it asks again
+        if said := self._said.get(peer):  # lost: it says its clock again
+            numbers = self._slowest_of(swarm), self._start_of_newcomers(swarm), said.life
+            swarm.tell(peer, AlgorithmMessage(SLOWEST, numbers))
 
-    def _of_slowest(self, swarm: Swarm) -> tuple[int, int]:
-        """Of all that train, 0 if one of them has said nothing; and of those that have."""
-        here, alive = {swarm.me, *swarm.participants()}, set(swarm.alive())
-        suspects = here - alive  # one that a successor has not heard is at work, unless it is dead
-        known = [at for peer, at in self._clocks.items() if peer in here]
-        clocks = [*(self._clocks.get(peer, 0) for peer in {*swarm.trainees(), *suspects}), *known]
-        return min(clocks), min((clock for clock in clocks if clock), default=0)
+    def _unheard(self, swarm: Swarm) -> list[PeerId]:
+        """Those that train, or are suspect and may train, and have not said their clocks."""
+        suspects = {*swarm.participants()} - {*swarm.alive()}
+        here = sorted({*swarm.trainees(), *suspects} - {swarm.me})
+        return [peer for peer in here if peer not in self._said]
+
+    def _slowest_of(self, swarm: Swarm) -> int:
+        """Of all that train; 0 if one of them has said nothing."""
+        clocks = [self.clock, *(said.clock for said in self._said.values())]
+        return 0 if self._unheard(swarm) else min(clocks)
+
+    def _start_of_newcomers(self, swarm: Swarm) -> int:
+        """What a first step counts as: 1 until all have made theirs; 0: not known yet.
+
+        Others may be `gap` ahead of the slowest that they have heard of, and of no newcomer more.
+        """
+        if self._unheard(swarm):
+            return 0
+        heard = max([self.slowest, *(said.slowest for said in self._said.values())])
+        clocks = [self.clock, *(said.clock for said in self._said.values())]
+        return max(heard, min((clock for clock in clocks if clock), default=0)) if heard else 1

@@ -12,6 +12,7 @@ independently of the machines that made the decisions:
   groups and state transfers added to it, and nothing else; where means are sparse, what a peer has
   computed is delivered or in its residual, number by number;
 * *pushes*: weights are neither lost nor made (`sim/share_checkers.py`);
+* *the gap*: under `ssp` no peer begins a step too far ahead of another (`sim/clock_checkers.py`);
 * *equal*: where all peers wait for each other, those that average a step together have one model;
   peers with the same history of outer steps have the same anchor and momentum;
 * *no honest peer is named*: votes name none but a liar, audits nobody, since no owner lies.
@@ -50,6 +51,7 @@ from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
+from p2ptrain.sim.clock_checkers import ClockBooks
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorBuckets, VectorReplica
 from p2ptrain.sim.share_checkers import ShareBooks
@@ -341,6 +343,7 @@ class Auditor:
         self.books: dict[PeerId, PeerBook] = {}
         self._drivers: dict[PeerId, Driver] = {}
         self._shares = ShareBooks(self.note)
+        self._clocks = ClockBooks(self.note)
         self._in_pieces: list[str] = []  # groups whose means are taken in piece by piece
 
     # --- what the world is given ------------------------------------------------------------------
@@ -370,6 +373,7 @@ class Auditor:
         if driver.averages.overlap:
             self._watch_overlap(driver.averages.overlap, book)
         self._shares.watch(driver)
+        self._clocks.watch(driver)
 
     def settings_changed(self, name: PeerId) -> None:
         """A peer works with another algorithm, whose declarations count from now on."""
@@ -380,6 +384,7 @@ class Auditor:
         if driver.averages.overlap:
             self._watch_overlap(driver.averages.overlap, book)
         self._shares.watch(driver)
+        self._clocks.watch(driver)
 
     def _watch_overlap(self, overlap: Overlap, book: PeerBook) -> None:
         """A group that finishes what has begun contributes what went out."""
@@ -408,6 +413,7 @@ class Auditor:
                 self.note("no peer fails", f"{name}: {peer.driver.failure!r}")
         self._look_at_outer(world)
         self._shares.look()
+        self._clocks.look()
 
     def _look_at_outer(self, world: World) -> None:
         """Compare anchors and momenta of peers that say that theirs are alike."""

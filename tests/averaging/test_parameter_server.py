@@ -2,7 +2,6 @@
 
 import asyncio
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,22 +116,162 @@ def test_no_gap_is_wider_than_its_bound_in_any_world():
     assert max(widest) == 0  # and the bound is reached
 
 
+P0, P1, P2, P3 = map(PeerId, ("p0", "p1", "p2", "p3"))
+
+
+class View:
+    """What the algorithm of one peer sees; all that it says is kept."""
+
+    now, trains = 10.0, True
+
+    def __init__(self, me: PeerId, *everyone: PeerId, suspect: PeerId = "", life: int = 1) -> None:
+        self.me, self.suspect, self.incarnation = me, suspect, life
+        self.everyone = tuple(sorted([me, *everyone]))
+        self.said: list[tuple[PeerId, AlgorithmMessage]] = []
+
+    def participants(self) -> tuple[PeerId, ...]:
+        return self.everyone
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        return tuple(peer for peer in self.everyone if peer != self.suspect)
+
+    def alive(self) -> tuple[PeerId, ...]:
+        return tuple(peer for peer in self.trainees() if peer != self.me)
+
+    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
+        self.said.append((peer, message))
+
+    def last(self, kind: str, to: PeerId) -> tuple[int, ...]:
+        """The numbers last said so."""
+        said = [one.numbers for peer, one in self.said if (peer, one.kind) == (to, kind)]
+        return said[-1]
+
+    def asked(self) -> set[PeerId]:
+        return {peer for peer, message in self.said if message.kind == "ask"}
+
+
+def counting(gap: int = 3, clock: int = 0, slowest: int = 0) -> ParameterServer:
+    """The algorithm of a first server that has made so many steps."""
+    algorithm = ParameterServer(ParameterServer.Config(sync="ssp", gap=gap))
+    algorithm.clock, algorithm.slowest = clock, slowest
+    return algorithm
+
+
+def says(clock: int, slowest: int = 0, life: int = 1, kind: str = "clock") -> AlgorithmMessage:
+    return AlgorithmMessage(kind, (clock, slowest, life))
+
+
 def test_a_successor_lets_none_pass_a_suspect_that_it_has_not_heard():
-    said: list[AlgorithmMessage] = []
-    everyone = tuple(map(PeerId, ("p1", "p2", "p3")))
-    swarm = SimpleNamespace(
-        me="p1",
-        trainees=lambda: everyone[:2],  # p3 is suspect
-        alive=lambda: everyone[1:2],
-        participants=lambda: everyone,
-        tell=lambda peer, message: said.append(message),
-    )
-    counts = ParameterServer(ParameterServer.Config(sync="ssp"))
-    counts.handle_message(swarm, everyone[1], AlgorithmMessage("clock", (7,)))
-    counts.handle_message(swarm, everyone[0], AlgorithmMessage("clock", (5,)))
-    counts.handle_message(swarm, everyone[2], AlgorithmMessage("clock", (4,)))
-    assert [message.numbers for message in said if message.kind == "slowest"][-1] == (4, 4)
-    assert all(message.numbers[0] == 0 for message in said[:2])
+    view, counts = View(P1, P2, P3, suspect=P3), counting(clock=5)
+    counts.handle_message(view, P2, says(7))
+    assert view.last("slowest", P2)[0] == 0
+    counts.handle_message(view, P3, says(4))
+    assert view.last("slowest", P3)[0] == 4
+    counts.handle_message(view, P2, says(7))
+    assert view.last("slowest", P2)[0] == 4
+
+
+def test_a_successor_asks_all_that_it_has_not_heard():
+    view, counts = View(P1, P2, P3), counting(clock=5, slowest=4)
+    counts.handle_message(view, P2, says(7))
+    assert view.asked() == {P3}
+    counts.handle_message(view, P3, says(6, kind="reply"))
+    counts.handle_message(view, P2, says(7))
+    assert view.last("slowest", P2)[0] == 5
+    asked = View(P3, P1, P2, life=9)
+    counting(clock=6, slowest=4).handle_message(asked, P1, AlgorithmMessage("ask"))
+    assert asked.last("reply", P1) == (6, 4, 9)
+
+
+def test_a_peer_that_begins_with_the_others_counts_from_one():
+    """p1 has made `gap` + 1 steps and waits; p2 ends its first one."""
+    view, counts = View(P0, P1, P2), counting(gap=1, clock=2)
+    counts.handle_message(view, P1, says(2))
+    counts.handle_message(view, P2, says(0))
+    assert view.last("slowest", P2)[:2] == (0, 1)
+
+
+def test_a_newcomer_counts_on_from_the_slowest_also_after_few_steps():
+    """It began at 1 while others were at 4: they had counted on without it."""
+    view, counts = View(P0, P1, P2), counting(gap=1, clock=2, slowest=2)
+    counts.handle_message(view, P1, says(3, slowest=2))
+    counts.handle_message(view, P2, says(0))
+    assert view.last("slowest", P2)[:2] == (0, 2)
+
+
+def test_a_first_server_that_is_itself_a_newcomer_counts_on_from_the_slowest():
+    view, counts = View(P0, P1, P2), counting(gap=1)
+    counts._say_clock(view)
+    assert view.asked() == {P1, P2}
+    assert counts._start == 0  # it has not heard all
+    counts.handle_message(view, P1, says(101, slowest=100))
+    assert counts._start == 0
+    counts.handle_message(view, P2, says(100, slowest=99, kind="reply"))
+    assert counts._start == 100
+
+
+def test_a_clock_of_an_earlier_life_does_not_count():
+    view, counts = View(P0, P1), counting(clock=50, slowest=48)
+    counts.handle_message(view, P1, says(0, life=2))
+    counts.handle_message(view, P1, says(49, life=1))
+    assert view.last("slowest", P1) == (0, 50, 2)
+    newcomer = View(P1, P0, life=2)
+    begins = counting()
+    begins.handle_message(newcomer, P0, AlgorithmMessage("slowest", (40, 40, 1)))
+    assert (begins.slowest, begins._start) == (0, 0)
+    begins.handle_message(newcomer, P0, AlgorithmMessage("slowest", (0, 50, 2)))
+    assert (begins.slowest, begins._start) == (0, 50)
+
+
+def test_a_peer_that_the_others_went_on_without_counts_on_from_the_slowest():
+    """It was taken for dead; they would wait until it had made all the steps that they made."""
+    view, counts = View(P0, P1, P2), counting(gap=1, clock=81, slowest=80)
+    counts.handle_message(view, P1, says(81, slowest=80))
+    counts.handle_message(view, P2, says(40, slowest=39))
+    assert view.last("slowest", P2)[:2] == (40, 80)
+    late, follows = View(P2, P0, P1), counting(gap=1, clock=40, slowest=39)
+    follows.handle_message(late, P0, AlgorithmMessage("slowest", (40, 80, 1)))
+    assert late.last("clock", P0)[0] == 80
+
+
+def test_a_first_server_lets_itself_pass_no_peer_that_it_has_not_heard():
+    """It was alone, and so the slowest."""
+    view, counts = View(P0), counting(gap=3, clock=4)
+    counts._say_clock(view)
+    assert counts._is_near(view)
+    assert not counts._is_near(View(P0, P1))
+
+
+async def test_when_the_first_server_comes_back_the_others_do_not_wait_for_it_to_catch_up():
+    link = Link(latency_s=0.01)
+    world = await build(3, "parameter_server", equal=True, link=link, sync="ssp", gap=1)
+
+    async def die_and_come_back() -> None:
+        await asyncio.sleep(3)
+        world.crash("p0")
+        await asyncio.sleep(6)
+        await world.restart("p0")
+
+    def begin(peer: SimPeer, step: int) -> None:
+        peer.replica.gradient = np.zeros_like(peer.replica.live)
+
+    async def train(peer: SimPeer) -> None:
+        peer.lifecycle.begin()
+        while asyncio.get_running_loop().time() < 20:
+            await peer.pass_through(
+                0.001 if peer.driver.name == "p0" else 0.3, lambda: begin(peer, 0)
+            )
+            await peer.boundary.step(1, None, peer.replica.descend)
+        await peer.boundary.end()
+
+    back = asyncio.get_running_loop().create_task(die_and_come_back())
+    await world.run(train)
+    await back
+    clocks = [peer.driver.algorithm.clock for peer in world.peers.values()]
+    steps = {name: peer.boundary.totals.steps for name, peer in world.peers.items()}
+    assert max(clocks) - min(clocks) <= 2
+    assert steps["p0"] < 45 < steps["p1"]
+    await world.close()
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
@@ -211,9 +350,9 @@ async def test_what_no_peer_would_push_to_a_server_is_refused():
 
 
 def test_a_clock_that_is_none_is_refused():
-    for message in (AlgorithmMessage("clock", ()), AlgorithmMessage("time", (3,))):
+    for message in (AlgorithmMessage("clock", ()), AlgorithmMessage("time", (3,)), says(1 << 62)):
         with pytest.raises(RemoteProtocolError):
-            ParameterServer().handle_message(None, PeerId("p1"), message)
+            ParameterServer().handle_message(View(P0, P1), P1, message)
 
 
 @pytest.mark.parametrize(

@@ -268,8 +268,8 @@ class Spec:
         )
 
 
-def spec_of(seed: int, algorithm: str = "") -> Spec:
-    """The world of this seed; of the algorithm that is drawn, if none is asked for."""
+def spec_of(seed: int, algorithm: str = "", **asked: Any) -> Spec:  # Any: the algorithm checks
+    """The world of this seed; algorithm and options are drawn where none are asked for."""
     chance = Random(f"{seed}/world")
     drawn = chance.choice(ALGORITHMS)
     algorithm = algorithm or drawn
@@ -278,7 +278,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     size = chance.choice((1, 7, 24, 24, 60, 700))
     cruel_s = chance.uniform(2.0, 6.0)
     lease_s = chance.choice((4.0, 8.0, 20.0))
-    options = _options(algorithm, chance)
+    options = {**_options(algorithm, chance), **asked}
     joins = Random(f"{seed}/joins")  # so that worlds of a seed stay what they were
     newcomers = joins.choice((*[0] * 9, 1, 2, 3))
     survival = Random(f"{seed}/survival")  # for the same reason

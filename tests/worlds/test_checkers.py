@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2ptrain.averaging.parameter_server import ParameterServer
 from p2ptrain.averaging.wagma import Wagma
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import What
@@ -178,6 +179,14 @@ def test_an_algorithm_that_moves_the_mean_must_declare_so(monkeypatch):
 def test_books_that_do_not_balance_are_found(monkeypatch):
     monkeypatch.setattr("p2ptrain.sim.checkers._effect", lambda _: 1.0)
     assert broken(plain("ad_psgd")) == "the books"
+
+
+def test_a_gap_that_is_too_wide_is_found(monkeypatch):
+    """A first server that forgets those it has not heard of lets the others pass them."""
+    server = plain("parameter_server", sync="ssp", gap=1)
+    assert broken(server) == ""
+    monkeypatch.setattr(ParameterServer, "_slowest_of", lambda self, _: self.clock)
+    assert broken(server) == "the gap"
 
 
 def test_a_peer_that_waits_for_ever_is_found(monkeypatch):

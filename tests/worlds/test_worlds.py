@@ -38,6 +38,13 @@ def test_a_world_of_dear_that_broke_a_rule_breaks_none(found: str):
     assert not verdict.violations, "\n".join(told(verdict))
 
 
+def test_no_peer_begins_a_step_too_far_ahead_of_a_newcomer():
+    """It began at clock 1, when the others had made a few steps."""
+    verdict = carry_out(spec_of(31, "parameter_server", sync="ssp"))
+    assert verdict.spec.newcomers
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 NEVER_CAUGHT_UP = {
     "peers that started again, and newcomers": 382,
     "all but the newcomers, in two fragments": 839,
@@ -112,3 +119,5 @@ def test_a_violation_comes_with_the_command_that_replays_it(monkeypatch):
     text = "\n".join(told(verdict))
     assert "progress: 1 s after healing p0 has not averaged since" in text
     assert text.endswith("replay: make worlds SEEDS=1 FIRST=1")
+    asked = told(carry_out(spec_of(1, "parameter_server", gap=9)))
+    assert 'FIRST=1 ALGORITHM=parameter_server OPTIONS="gap=9"' in "\n".join(asked)
