@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_run_bit_by_bit():
     contract.test_the_same_seed_gives_the_same_run_bit_by_bit_in_any_process(
         VARIANT, {VARIANT.name: here}
     )
-    contract.test_another_seed_gives_another_run(VARIANT)
+    contract.test_another_seed_gives_another_run(VARIANT, {VARIANT.name: here})
 
 
 async def test_where_trainers_wait_nothing_is_lost_either():

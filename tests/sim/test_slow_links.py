@@ -1,6 +1,7 @@
 """An average has no deadline of its own: on a slow link it takes as long as it takes."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -8,8 +9,9 @@ from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.core.effects import Outcome
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
+from p2ptrain.sim.world import SimPeer
 from tests.helpers.variants import WHOLE
-from tests.helpers.worlds import Books, build, steps_of
+from tests.helpers.worlds import Books, build, steps_of, until
 
 MIXED = "tests.helpers.mixed:Mixed"
 
@@ -34,17 +36,22 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         **OFTEN_AND_WHOLE.get(algorithm, {}),
     )
     training = asyncio.create_task(world.train(6, steps_of(20.0), Books(world).injecting(6)))
-    await asyncio.sleep(320.0)  # until all have a second average, or are in it
+    await until(lambda: all(len(formed(peer)) > 1 for peer in world.peers.values()), within_s=320.0)
     for peer in world.peers.values():
         peer.driver.withdraw()
     await training
     for name, peer in world.peers.items():
-        formed = [r for r in peer.metrics.of("group") if r["sent_bytes"] or r["exchange_s"]]
-        assert len(formed) >= 2, f"{name} was in {len(formed)} groups"
-        failed = [(r["ticket"], r["exchange_s"], r["reason"]) for r in formed if not _is_done(r)]
+        groups = formed(peer)
+        assert len(groups) >= 2, f"{name} was in {len(groups)} groups"
+        failed = [(r["ticket"], r["exchange_s"], r["reason"]) for r in groups if not _is_done(r)]
         assert failed == [], f"{name}: {failed}"
-        assert max(record["exchange_s"] for record in formed) > 40.0
+        assert max(record["exchange_s"] for record in groups) > 40.0
     await world.close()
+
+
+def formed(peer: SimPeer) -> list[dict[str, Any]]:
+    """Records of a peer's groups that have exchanged anything."""
+    return [r for r in peer.metrics.of("group") if r["sent_bytes"] or r["exchange_s"]]
 
 
 def _is_done(record: dict[str, object]) -> bool:
