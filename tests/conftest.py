@@ -1,6 +1,7 @@
 """Async tests run on virtual time; those marked `sockets` on a real loop."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,12 @@ def ready() -> Iterator[Ready]:
     one = Ready()
     yield one
     one.close()
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no later collection of garbage looks at all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 STARTS_PROCESSES = (

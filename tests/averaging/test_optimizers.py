@@ -25,7 +25,7 @@ from tests.helpers.variants import options_of
 ALGORITHMS = known_algorithms()
 OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
 PEERS = 3
-STEPS = 60
+STEPS = 40
 
 
 def sgd(model: nn.Module) -> Optimizer:
