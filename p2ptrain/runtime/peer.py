@@ -10,11 +10,13 @@ The main thread waits for the protocol only where the algorithm says so, inside 
 """
 
 import asyncio
+import atexit
 import os
 import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -509,8 +511,24 @@ class Peer:
                 sink.close()
 
 
+LOOPS_KEPT = 16
+"""Event loops of peers that have ended last stay open, as gRPC has one thread per process for the
+events of all loops: with one for a loop that is closed that thread ends, and no other peer of the
+process hears anything any more."""
+
+_stopped = deque[asyncio.AbstractEventLoop]()
+
+
+@atexit.register
+def _close_stopped() -> None:
+    while _stopped:
+        _stopped.popleft().close()
+
+
 class _ProtocolThread:
     """An event loop on its own thread, and one worker thread for copies."""
+
+    _is_over = False
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -522,14 +540,20 @@ class _ProtocolThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types
-        """Run `work` over there; block until its result is here."""
+        """Run `work` over there; block until its result is here.
+
+        Raises RuntimeError if the thread has ended.
+        """
+        if self._is_over:
+            work.close()
+            raise RuntimeError("the event loop of this peer has ended")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as above
         return self.run(work)
 
     def post(self, function: Callable[[], object]) -> None:
-        if not self._loop.is_closed():
+        if not self._is_over:
             self._loop.call_soon_threadsafe(function)
 
     def executor(self, function: Callable[[], T], /) -> Awaitable[T]:
@@ -551,7 +575,10 @@ class _ProtocolThread:
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._workers.shutdown()
         self._disk.shutdown()
-        self._loop.close()
+        self._is_over = True
+        _stopped.append(self._loop)
+        if len(_stopped) > LOOPS_KEPT:
+            _stopped.popleft().close()
 
 
 def _run_here(work: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types

@@ -1,5 +1,6 @@
 """`Peer` as a program holds it: real sockets, real threads, several peers in one process."""
 
+import asyncio
 import gc
 import json
 import re
@@ -706,6 +707,15 @@ def test_peers_that_wait_for_nobody_learn_with_any_optimizer_clipping_and_accumu
     assert all(last < first / 10 for first, last, _ in results)
     spread = torch.stack([row for _, _, row in results])
     assert float((spread - spread.mean(0)).abs().max()) < 0.1
+
+
+def test_what_grpc_hands_to_a_peer_that_has_ended_harms_no_other_peer_of_the_process():
+    """It has one thread for all loops, which died of a closed one: no peer heard anything more."""
+    with peer_of(*tiny(), name="p0") as peer:
+        pass
+    peer._protocol._loop.call_soon_threadsafe(print)
+    with pytest.raises(RuntimeError, match="has ended"):
+        peer._protocol.run(asyncio.sleep(0))
 
 
 def test_progress_counts_the_whole_swarm():

@@ -317,7 +317,8 @@ def spec_of(seed: int, algorithm: str = "", **asked: Any) -> Spec:  # Any: the a
         checkpoint_every_s=checkpoint_every_s,
         all_die=checkpoint_every_s > 0
         and survival.random() < 0.4
-        and not options.get("group_size"),  # of which fewer may come back
+        # Of which fewer may come back.
+        and not (options.get("group_size") or options.get("peers_per_machine")),
         newcomers=newcomers,
         newcomers_at_s=joins.uniform(0.1, cruel_s),
         changes=changes,

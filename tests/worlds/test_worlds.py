@@ -7,8 +7,8 @@ import pytest
 from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
 from tests.helpers.variants import options_of
-from tests.worlds.__main__ import told
-from tests.worlds.spec import LYING, MIXED, spec_of
+from tests.worlds.__main__ import _one, told
+from tests.worlds.spec import LYING, MIXED, Spec, spec_of
 from tests.worlds.world import Verdict, carry_out
 
 WORLDS = 300
@@ -22,6 +22,17 @@ def test_no_rule_is_broken_in_any_world(first: int):
         assert not verdict.violations, "\n".join(told(verdict))
         alone = verdict.spec.all_die and verdict.spec.peers == 2  # perhaps one of them goes on
         assert verdict.groups > 0 or alone, f"nothing happened in {verdict.spec}"
+
+
+def test_a_world_that_cannot_be_carried_out_says_so_and_costs_no_other_its_verdict(monkeypatch):
+    """One of 10,000 ended with an error, and nothing was known of the others."""
+
+    def fails(spec: Spec) -> Verdict:
+        raise ValueError("no such world")
+
+    monkeypatch.setattr("tests.worlds.__main__.carry_out", fails)
+    (violation,) = _one(spec_of(3)).violations
+    assert "no such world" in str(violation)
 
 
 ONCE_BROKEN = {
