@@ -38,7 +38,6 @@ no other peer knows of) stops no peer: one that has waited for `DEPUTY_S` tells 
 participant by name as well, and that one requests the group when it has heard of all.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,8 +58,8 @@ class Barrier(Scheduled):
 
     _taking: tuple[TakeState, tuple[int, int]] | None = field(default=None, init=False)
     """We catch up; the version and lineage we wait with again if the state cannot be had."""
-    _sent: Counter[PeerId] = field(default_factory=Counter, init=False)
-    """As the coordinator: how often a peer was sent to a donor since the last group."""
+    _next_donors: dict[PeerId, int] = field(default_factory=dict, init=False)
+    """As the coordinator: which donor a peer is sent to if it comes again without the state."""
 
     @property
     def state(self) -> Arrival | TakeState | Average | None:
@@ -109,7 +108,7 @@ class Barrier(Scheduled):
         if arrival and average.purpose == self._purpose_of(arrival):
             self.arrival, self.group = None, average
             self._arrivals.clear()
-            self._sent.clear()
+            self._next_donors.clear()
             self._lock.stop_offering()
         return average
 
@@ -178,8 +177,9 @@ class Barrier(Scheduled):
         donors = [peer for peer in participants if arrivals[peer] == goal]
         others = [peer for peer in participants if arrivals[peer] != goal]
         for peer in others:
-            donor = donors[self._sent[peer] % len(donors)]  # one may have no room for its state
-            self._sent[peer] += 1
+            # In turn, as one may have no room for its state.
+            turn = self._next_donors.get(peer, 0) % len(donors)
+            donor, self._next_donors[peer] = donors[turn], (turn + 1) % len(donors)
             if peer == self._me:
                 self._catch_up(version, donor, lineage, now)
             else:  # lost: its `Arrive` brings it

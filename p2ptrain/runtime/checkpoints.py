@@ -273,12 +273,8 @@ class Checkpoints:
         if checkpoint is None or host.name not in self._go_on:
             return False
         await host.environment.executor(partial(self._load, checkpoint))
-        if algorithm.acts("schedule"):
-            reach = newest
-            if algorithm.averages == "gradients":
-                host.replica.version = reach
-            with host.machine.groups.at(host.now):
-                host.machine.groups.wait_avoiding.begin_after(reach)
+        if algorithm.acts("schedule") and algorithm.averages == "gradients":
+            host.replica.version = newest
         return True
 
     def _of_version(self, reach: int) -> Checkpoint | None:

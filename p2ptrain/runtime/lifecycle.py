@@ -267,6 +267,8 @@ class PeerLifecycle:
         count = config.together or config.peers
         again = await self.start_again(count)
         await self.take_model(count, founds=not asked, keep=keeps_model or again)
+        if again or not driver.machine.membership.trains_already():
+            self.begin_after_former_versions()
         for other in driver.machine.membership.donors()[:1]:
             await driver.contract.compare_frozen(other, driver.rule_of)
         if again or not (keeps_model or driver.machine.membership.samples):
@@ -349,6 +351,18 @@ class PeerLifecycle:
         self.driver.machine.has_model = True
         self.driver.averages.pending.is_newcomer = donor is not None
         return donor
+
+    def begin_after_former_versions(self) -> None:
+        """The swarm begins, perhaps again: all versions up to those of its checkpoints have run.
+
+        For peers without a checkpoint, too: one that met the others at version 1 would make them
+        wait for as many of its steps as there are between two versions.
+        """
+        driver, membership = self.driver, self.driver.machine.membership
+        if self.algorithm.acts("schedule"):
+            reach = max(member.resumes for member in (membership.me, *membership.others))
+            with driver.machine.groups.at(driver.now):
+                driver.machine.groups.wait_avoiding.begin_after(reach)
 
     async def wait_for_members(self, count: int, *, founds: bool) -> bool:
         """Wait until another peer has the model; returns true if ours is the one to begin with.

@@ -24,8 +24,8 @@ class ClockBooks:
         self._note = note
         self._lives: dict[PeerId, Driver] = {}
         """The last life of each peer."""
-        self._given_up: set[tuple[PeerId, int]] = set()
-        """Lives that another peer took for dead, or for one that had left."""
+        self._given_up: dict[PeerId, int] = {}
+        """Peers that another one took for dead, or for gone: their newest incarnation then."""
 
     def watch(self, driver: Driver) -> None:
         """A life of a peer begins, or it works with another algorithm."""
@@ -47,7 +47,8 @@ class ClockBooks:
         for driver in self._lives.values():
             for member in driver.machine.membership.others:
                 if member.state > MemberState.SUSPECT:
-                    self._given_up.add((member.peer, member.incarnation))
+                    before = self._given_up.get(member.peer, 0)
+                    self._given_up[member.peer] = max(before, member.incarnation)
 
     def _begins(self, driver: Driver, algorithm: ParameterServer) -> None:
         """A peer begins its next step."""
@@ -57,7 +58,7 @@ class ClockBooks:
             counts = isinstance(theirs, ParameterServer) and other.live.epoch == driver.live.epoch
             seen = driver.machine.membership.member(name)
             trains = member.me.phase is Phase.TRAINING and seen and seen.phase is Phase.TRAINING
-            if not (counts and trains) or (name, member.born) in self._given_up:
+            if not (counts and trains) or self._given_up.get(name, 0) >= member.born:
                 continue
             assert isinstance(theirs, ParameterServer)
             ahead = algorithm.clock - theirs.clock

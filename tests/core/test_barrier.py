@@ -20,6 +20,7 @@ from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net import wire
 from p2ptrain.net.wire import Envelope
+from p2ptrain.sim.explore.copies import frozen_part
 from tests.helpers.meeting import RESEND_S, Guest, InFlight, Meeting
 
 
@@ -224,6 +225,18 @@ def test_a_peer_that_cannot_have_the_state_of_one_is_sent_to_the_next(meeting: M
         meeting.miss_state("c", 5)
         meeting.advance(RESEND_S)
     assert [taking.donor for taking in meeting["c"].taking] == ["a", "b", "a"]
+
+
+def test_a_peer_that_is_sent_to_donors_again_and_again_leaves_nothing_behind(meeting: Meeting):
+    meeting.arrive("ab", 5)
+    meeting.arrive("c", 3)
+    meeting.settle()
+    states = []
+    for _ in range(round(DEPUTY_S / RESEND_S) + 4):
+        meeting.miss_state("c", 5)
+        meeting.advance(RESEND_S)
+        states.append(frozen_part(meeting["a"].groups.barrier, meeting.clock("a")))
+    assert states[-1] == states[-3] != states[-2] == states[-4], "two donors in turn"
 
 
 def test_every_message_may_come_twice_and_in_any_order(meeting: Meeting):

@@ -99,6 +99,18 @@ async def test_a_swarm_that_was_killed_goes_on_with_as_many_fewer_or_more(algori
     await world.close()
 
 
+async def test_who_starts_with_them_meets_them_at_the_version_after_their_checkpoints():
+    world = await build(2, "local_sgd")
+    await train(world, 30)
+    reach = max(cut["version"] for cut in newest(world).values())
+    kill_all(world)
+    await world.start_again(fresh(4))
+    groups = [peer.driver.machine.groups for peer in world.peers.values()]
+    assert [one.wait_avoiding.version for one in groups] == [reach] * 4
+    assert reach > 1
+    await world.close()
+
+
 @pytest.mark.parametrize("algorithm", ["allreduce", "eager", "ad_psgd"])
 async def test_samples_of_peers_that_are_lost_once_and_are_back_the_next_time_count_once(algorithm):
     world = await build(4, algorithm)

@@ -229,13 +229,15 @@ class Spec:
     def models_meet_s(self) -> Seconds:
         """Where models meet only once in so many steps: as long as those take the slowest peer.
 
+        With an outer momentum several times, as they go on apart for some of them (`noloco`, too,
+        which meets one peer at a time).
         Eager peers average gradients; what models differ by stays until they are averaged, too.
         """
         named = [self.options, *(change.choice.options for change in self.changes)]
         names = ("average_models_every", "period")
         steps: int = max(options.get(name, 0) for options in named for name in names)
         often = 1
-        if any("outer_momentum" in options and "alpha" in options for options in named):
+        if any("outer_momentum" in options for options in named):
             often = MEETINGS
             if any(options.get("alpha") for options in named):
                 often += MEETINGS_BY_HALVES

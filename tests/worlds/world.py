@@ -125,6 +125,11 @@ class Fleet:
                 metrics=self.auditor.metrics(name),
                 **self.spec.options,
             )
+        if self.spec.options.get("sync") == "ssp":
+            # As `peers = N` does: one that has not heard of the others would count alone.
+            founders, count = self.world.peers.values(), len(self.world.peers)
+            waits = (p.process.start(p.lifecycle.wait_for_models(count)) for p in founders)
+            await asyncio.gather(*waits)
 
     async def _apply(self, training: asyncio.Task[None]) -> None:
         loop = virtual_loop()
