@@ -4,7 +4,7 @@ import pytest
 
 from p2plab.backends.base import LaunchError
 from p2plab.bench import survival
-from p2plab.bench.survival import Watch, checkpoints, claims_of, picture, polled, tables_of
+from p2plab.bench.survival import Passed, Watch, checkpoints, claims_of, picture, polled, tables_of
 from p2plab.bench.survivors import Containers, Processes
 from p2plab.harness.claims import Json
 from p2ptrain.runtime.checkpoint_folder import CheckpointFolder
@@ -90,11 +90,18 @@ def row(peers: int, algorithm: str = "allreduce", **more: object) -> Json:
 
 BESIDE = {
     "part": "beside",
+    "ratios": [0.98, 0.5, 0.99],
     "steps_per_s": 0.98,
     "steps_per_s_without": 1.0,
     "checkpoints": 6,
     "checkpoint_mb": 400.0,
 }
+
+
+def test_a_checkpoint_is_compared_with_the_time_before_it_and_after_it():
+    # Steps of one second, of two in the ten that begin with a checkpoint, then of a half.
+    ends = [*range(11), *range(12, 21, 2), *(20 + k / 2 for k in range(1, 21))]
+    assert Passed(ends, [10.0, 25.0]).pairs(10.0) == [(0.5, 1.5)]
 
 
 def test_what_is_kept_what_goes_on_and_what_it_costs_is_claimed():

@@ -1,16 +1,16 @@
 """A checkpoint is whole, or does not count."""
 
-import hashlib
 import json
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from p2ptrain.errors import StateError
 from p2ptrain.runtime import checkpoint_folder
-from p2ptrain.runtime.checkpoint_folder import CheckpointFolder, decode, encode
+from p2ptrain.runtime.checkpoint_folder import DIGESTS, CheckpointFolder, decode, encode
 from p2ptrain.runtime.files import DiskFiles
 from p2ptrain.runtime.state_owners import packed, unpacked
 from p2ptrain.sim.files import Crashed, MemoryFiles
@@ -22,10 +22,6 @@ def write(folder: CheckpointFolder, updates: int) -> int:
     partial = folder.begin(lambda write: write(bytes([updates % 256]) * 40))
     vectors = {"state/residual/left": np.full(3, updates, np.float32)}
     return folder.finish(partial, {"updates": updates, "state": {"x": updates / 3}}, vectors)
-
-
-def blake2b(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def newest(folder: CheckpointFolder, said: list[str] | None = None):
@@ -77,12 +73,22 @@ def test_a_copy_by_another_name_of_the_same_file_stays_as_it_was(tmp_path):
     assert copy.read_bytes() == bytes([1]) * 40
 
 
-def test_a_checkpoint_with_the_digests_of_earlier_versions_is_read(folder, monkeypatch):
-    monkeypatch.setattr(checkpoint_folder, "SHA256", "")
-    monkeypatch.setattr(checkpoint_folder, "_digest", lambda data, kind="": blake2b(data))
+@pytest.mark.parametrize("kind", DIGESTS)
+def test_a_checkpoint_with_the_digests_of_earlier_versions_is_read(folder, kind, monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "_usual_digest", lambda: kind)
     write(folder, 5)
     monkeypatch.undo()
     assert folder.read(1).updates == 5
+
+
+def test_where_openssl_has_no_poly1305_digests_are_of_sha256(folder, monkeypatch):
+    def none(key):
+        raise UnsupportedAlgorithm("poly1305 is not supported by this version of OpenSSL.")
+
+    with monkeypatch.context() as without:
+        without.setattr(checkpoint_folder, "Poly1305", none)
+        assert checkpoint_folder._usual_digest() == "sha256:"
+    assert checkpoint_folder._usual_digest() == "poly1305:"
 
 
 def test_a_run_that_goes_on_from_an_older_one_forgets_the_newer_ones(folder):
