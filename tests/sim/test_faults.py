@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
@@ -41,11 +42,13 @@ async def trained(
     steps: int = 30,
     algorithm: str = "ad_psgd",
     link: Link | None = None,
+    step_s: Seconds = 0.1,
+    learns: int = 0,
 ) -> World:
-    """A world whose peers have trained while `plan` was carried out; every step takes 0.1 s."""
+    """A world whose peers have trained while `plan` was carried out; they learn for some steps."""
     world = await build(peers, algorithm, equal=True, link=link, trace=Trace(keep=None))
     carrying_out = asyncio.create_task(world.carry_out(plan))
-    await world.train(steps, steps_of(0.1), Books(world).injecting(0))
+    await world.train(steps, steps_of(step_s), Books(world).injecting(learns))
     await carrying_out
     return world
 
@@ -352,6 +355,52 @@ def test_a_fault_that_cannot_be_is_refused(make, message: str):
 
 
 # --- chance ---------------------------------------------------------------------------------------
+
+# --- as long as people's last ---------------------------------------------------------------------
+
+STEP_S = 0.5
+STEPS = 150
+STEPS_OF_MOMENTUM = 300
+"""Until an outer momentum of 0.9 has died away, by which models go on apart."""
+
+
+async def trained_long(fault: Fault, algorithm: str) -> World:
+    """After 30 steps there is nothing to learn any more, and models have to meet."""
+    steps = STEPS_OF_MOMENTUM if algorithm == "diloco" else STEPS
+    world = await trained([fault], algorithm=algorithm, steps=steps, step_s=STEP_S, learns=30)
+    await asyncio.sleep(10.0)
+    assert {peer.steps for peer in world.peers.values()} == {steps}
+    for name, peer in world.peers.items():
+        assert len(peer.swarm.choosable()) == 3, f"{name} misses somebody"
+    assert consensus_distance(world) < 0.01
+    await world.close()
+    return world
+
+
+def share_of_steps(world: World, name: str, since: Seconds, until: Seconds) -> float:
+    """Of those that a peer would have made in this time without a fault."""
+    times = [record["t"] for record in world.peers[PeerId(name)].metrics.of("step")]
+    step_s = steps_of(STEP_S)(PeerId(name))
+    return sum(since < t < until for t in times) * step_s / (until - since)
+
+
+@pytest.mark.parametrize("algorithm", known_algorithms())
+async def test_a_peer_that_stands_still_for_30_s_costs_the_others_seconds(algorithm: str):
+    world = await trained_long(Pause(peer="p2", at_s=2.0, for_s=30.0), algorithm)
+    assert share_of_steps(world, "p2", 2.0, 32.0) == 0
+    for name in ("p0", "p1", "p3"):
+        assert share_of_steps(world, name, 2.0, 32.0) > 0.8
+
+
+@pytest.mark.parametrize("algorithm", known_algorithms())
+async def test_two_halves_that_are_cut_off_for_20_s_go_on_and_meet_again(algorithm: str):
+    cut = Partition(parts=(("p0", "p1"),), at_s=2.0, for_s=20.0)
+    world = await trained_long(cut, algorithm)
+    for name in world.peers:
+        assert share_of_steps(world, name, 2.0, 22.0) > 0.7
+
+
+# --- plans at random ------------------------------------------------------------------------------
 
 NAMES = [f"p{number}" for number in range(6)]
 
