@@ -21,7 +21,6 @@ What counts is the median. Not with ``--containers``.
 import shutil
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any
 
+import numpy as np
 import safetensors.torch
 import torch
 import typer
@@ -288,9 +288,9 @@ class Passed:
     """When each checkpoint was begun."""
 
     def speed(self, since: Seconds, until: Seconds) -> float:
-        """Steps per second, of those that were over in this time."""
-        first, last = (bisect_right(self.ends, at) - 1 for at in (since, until))
-        return (last - first) / (self.ends[last] - self.ends[first])
+        """Steps per second; of one that began before or ended after this time, its share."""
+        first, last = np.interp((since, until), self.ends, range(len(self.ends)))
+        return float(last - first) / (until - since)
 
     def pairs(self, half_s: Seconds) -> list[tuple[float, float]]:
         """Of each checkpoint: the speed from its beginning on, and that before and after, mean."""

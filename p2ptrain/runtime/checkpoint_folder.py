@@ -33,7 +33,7 @@ from safetensors.numpy import load
 
 from p2ptrain.compute.replica import State
 from p2ptrain.compute.tensor_file import Data, entry_of, write_entries
-from p2ptrain.errors import StateError
+from p2ptrain.errors import ConfigError, StateError
 from p2ptrain.runtime.files import Files
 
 FORMAT = "p2ptrain-checkpoint-1"
@@ -173,7 +173,13 @@ class CheckpointFolder:
                     yield decode(bytes(self._files.read(self.folder / f"{number:08}" / DOCUMENT)))
 
     def read(self, number: int) -> Checkpoint:
-        """One of them. Raises StateError if any bit of it is not as it was written, or OSError."""
+        """One of them.
+
+        Raises:
+            StateError: if any bit of it is not as it was written.
+            ConfigError: if its digests cannot be computed here.
+            OSError: if it cannot be read.
+        """
         folder = self.folder / f"{number:08}"
         document = decode(bytes(self._files.read(folder / DOCUMENT)))
         found = {}
@@ -219,9 +225,13 @@ def _usual_digest() -> str:
 
 
 def _digest(data: State, kind: str = "") -> str:
-    digest = DIGESTS[kind]()
+    try:
+        digest = DIGESTS[kind]()
+    except UnsupportedAlgorithm as error:
+        text = f"checkpoints here have digests of {kind.rstrip(':')}, which this build of OpenSSL"
+        raise ConfigError(f"{text} lacks; install cryptography as a wheel") from error
     view = memoryview(data)
     for start in range(0, len(view), PIECE):
         digest.update(view[start : start + PIECE])
-    value: bytes = digest.finalize() if isinstance(digest, Poly1305) else digest.digest()
+    value: bytes = digest.finalize() if kind == "poly1305:" else digest.digest()
     return value.hex()

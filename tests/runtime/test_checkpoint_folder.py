@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from p2ptrain.errors import StateError
+from p2ptrain.errors import ConfigError, StateError
 from p2ptrain.runtime import checkpoint_folder
 from p2ptrain.runtime.checkpoint_folder import DIGESTS, CheckpointFolder, decode, encode
 from p2ptrain.runtime.files import DiskFiles
@@ -85,8 +85,11 @@ def test_where_openssl_has_no_poly1305_digests_are_of_sha256(folder, monkeypatch
     def none(key):
         raise UnsupportedAlgorithm("poly1305 is not supported by this version of OpenSSL.")
 
+    write(folder, 1)
     with monkeypatch.context() as without:
         without.setattr(checkpoint_folder, "Poly1305", none)
+        with pytest.raises(ConfigError, match="poly1305, which this build of OpenSSL lacks"):
+            next(folder.whole(print))
         assert checkpoint_folder._usual_digest() == "sha256:"
     assert checkpoint_folder._usual_digest() == "poly1305:"
 

@@ -354,11 +354,9 @@ def test_a_fault_that_cannot_be_is_refused(make, message: str):
         make()
 
 
-# --- chance ---------------------------------------------------------------------------------------
-
 # --- as long as people's last ---------------------------------------------------------------------
 
-STEP_S = 0.5
+STEP_S: Seconds = 0.5
 STEPS = 150
 STEPS_OF_MOMENTUM = 300
 """Until an outer momentum of 0.9 has died away, by which models go on apart."""
@@ -368,7 +366,7 @@ async def trained_long(fault: Fault, algorithm: str) -> World:
     """After 30 steps there is nothing to learn any more, and models have to meet."""
     steps = STEPS_OF_MOMENTUM if algorithm == "diloco" else STEPS
     world = await trained([fault], algorithm=algorithm, steps=steps, step_s=STEP_S, learns=30)
-    await asyncio.sleep(10.0)
+    await asyncio.sleep(10.0)  # virtual time
     assert {peer.steps for peer in world.peers.values()} == {steps}
     for name, peer in world.peers.items():
         assert len(peer.swarm.choosable()) == 3, f"{name} misses somebody"
@@ -400,7 +398,7 @@ async def test_two_halves_that_are_cut_off_for_20_s_go_on_and_meet_again(algorit
         assert share_of_steps(world, name, 2.0, 22.0) > 0.7
 
 
-# --- plans at random ------------------------------------------------------------------------------
+# --- chance ---------------------------------------------------------------------------------------
 
 NAMES = [f"p{number}" for number in range(6)]
 
