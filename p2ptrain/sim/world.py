@@ -270,8 +270,11 @@ class World:
         self._trainers.append(alive)  # type: ignore[arg-type]  # `run` waits for it, as for them
         for name in [*self.peers]:
             self.crash(name)
+        replicas = {name: self.dead[name].replica for name in names}
+        for name, replica in replicas.items():  # a new process has nothing of the old one's memory
+            replica.import_state(self._births[name].state)
         try:
-            await self.start_again({name: self.dead[name].replica for name in names})
+            await self.start_again(replicas)
         finally:
             alive.set_result(None)
 
