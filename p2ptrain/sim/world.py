@@ -270,11 +270,10 @@ class World:
         self._trainers.append(alive)  # type: ignore[arg-type]  # `run` waits for it, as for them
         for name in [*self.peers]:
             self.crash(name)
-        replicas = {name: self.dead[name].replica for name in names}
-        for name, replica in replicas.items():  # a new process has nothing of the old one's memory
-            replica.import_state(self._births[name].state)
+        for name in names:  # a new process has nothing of the old one's memory
+            self.dead[name].replica.import_state(self._births[name].state)
         try:
-            await self.start_again(replicas)
+            await self.start_again({name: self.dead[name].replica for name in names})
         finally:
             alive.set_result(None)
 
