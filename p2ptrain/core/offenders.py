@@ -80,8 +80,8 @@ class Judge:
     caught: dict[PeerId, None] = field(default_factory=dict)
     """Members that have handed out what they should not (`runtime/audits.py`): it votes against
     them in all groups."""
-    _recent: dict[Hashable, deque[float]] = field(default_factory=dict)
-    _opposed: dict[Hashable, dict[PeerId, int]] = field(default_factory=dict)
+    _recent: dict[str, deque[float]] = field(default_factory=dict)
+    _opposed: dict[str, dict[PeerId, int]] = field(default_factory=dict)
 
     def catch(self, peer: PeerId) -> None:
         """An audit has found it out."""
@@ -93,9 +93,21 @@ class Judge:
         """Its votes depend on what members contribute."""
         return bool(self.norm_limit or self.opposed_groups)
 
-    def vote(
-        self, kind: Hashable, members: Sequence[PeerId], measured: Measured
-    ) -> tuple[float, ...]:
+    def state_dict(self) -> dict[str, object]:
+        """What was usual, which a swarm that starts again compares with from its first group on.
+
+        Whom audits caught, and whose contributions were opposed, is of one run: a host of that
+        name may be another one in the next.
+        """
+        return {"norms": {kind: [*norms] for kind, norms in self._recent.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """Go on from `state_dict`. What was measured since is forgotten."""
+        self._recent.clear()
+        for kind, norms in state["norms"].items():
+            _keep(self._recent, kind, deque(norms, maxlen=RECENT_NORMS))
+
+    def vote(self, kind: str, members: Sequence[PeerId], measured: Measured) -> tuple[float, ...]:
         """This peer's ballot: 0 for no vote, how many times the usual a norm is, or why else."""
         ballot = self._by_norm(kind, measured.norms, measured.own_model)
         opposed = self._by_direction(kind, members, measured.cosines)
@@ -105,7 +117,7 @@ class Judge:
         )
 
     def _by_norm(
-        self, kind: Hashable, norms: Sequence[float | None], own_model: float | None
+        self, kind: str, norms: Sequence[float | None], own_model: float | None
     ) -> list[float]:
         known = [math.inf if math.isnan(norm) else norm for norm in norms if norm]
         recent = self._recent.pop(kind, deque(maxlen=RECENT_NORMS))
@@ -123,7 +135,7 @@ class Judge:
         return ballot
 
     def _by_direction(
-        self, kind: Hashable, members: Sequence[PeerId], cosines: Sequence[float | None]
+        self, kind: str, members: Sequence[PeerId], cosines: Sequence[float | None]
     ) -> set[PeerId]:
         known = [one for one in cosines if one is not None]
         if not self.opposed_groups or len(known) < LEAST_COMPARED or _middle(known) <= AGREE:

@@ -86,11 +86,9 @@ class Averages:
 
     def _prepare(self, algorithm: Algorithm) -> None:
         """Make what an algorithm declares that it needs."""
-        self._judge = self.config.judge  # norms of another algorithm are of another kind
+        self.judge = self.config.judge  # norms of another algorithm are of another kind
         share, chance = self.config.audited_owners, self.host.environment.chance
-        self.audits = (
-            Audits(self.host, share, chance, self._judge) if share and self._judge else None
-        )
+        self.audits = Audits(self.host, share, chance, self.judge) if share and self.judge else None
         self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
         self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
 
@@ -237,14 +235,14 @@ class Averages:
 
     def vote_on(self, purpose: Purpose, stated: Sequence[Contribution]) -> Vote | None:
         """How a group of members that state this votes on what they contribute, if it does."""
-        if self._judge is None or len(stated) < LEAST_MEMBERS or purpose.what is What.CONSENSUS:
+        if self.judge is None or len(stated) < LEAST_MEMBERS or purpose.what is What.CONSENSUS:
             return None
         of_gradients = purpose.what in (What.GRADIENTS, What.STALE_GRADIENTS)
         size = self.replica.gradient_size - self.replica.buffer_size
         span = purpose.span(self.replica.model_size)
         return Vote(
-            judge=self._judge,
-            kind=(purpose.what, span),
+            judge=self.judge,
+            kind=f"{purpose.what.name} {span.start}:{span.stop}",
             weights=[one.weight or one.usual for one in stated],
             of_models=purpose.what is What.MODELS,
             size=size if of_gradients else span.size,

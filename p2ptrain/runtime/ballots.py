@@ -15,7 +15,7 @@ Legend of shapes: ``S`` numbers of a chunk, ``B`` of one block, ``N`` members.
 
 import math
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Vote:
     """How the members of a group vote on what they contribute to a bucket."""
 
     judge: Judge
-    kind: Hashable
+    kind: str
     """Norms of equal kinds are compared."""
     weights: Sequence[int]
     """Of the members' contributions, in their order."""

@@ -44,7 +44,7 @@ from p2ptrain.runtime.state_owners import load, packed, state_of, unpacked
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
-RESERVED = ("algorithm", "choices", "residual", "gradients", "outer", "generators")
+RESERVED = ("algorithm", "choices", "residual", "gradients", "judge", "outer", "generators")
 """Names of the peer's own parts."""
 
 FURTHEST = 2**32 - 1
@@ -140,12 +140,13 @@ class Checkpoints:
 
     def _parts(self) -> dict[str, StateOwner]:
         averages = self._host.averages
-        return {
+        parts: dict[str, StateOwner] = {
             "algorithm": self._host.algorithm,
             "choices": _Choices(self._host.rng),
             "residual": averages.residual,
             "gradients": averages.pending,
         }
+        return {**parts, "judge": averages.judge} if averages.judge else parts
 
     def _parts_of_model(self) -> dict[str, StateOwner]:
         """Those that the worker thread changes together with the model."""

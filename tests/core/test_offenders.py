@@ -1,5 +1,6 @@
 """Who votes against whom, and when that names a member."""
 
+import json
 import math
 
 import pytest
@@ -88,8 +89,16 @@ def test_members_that_contribute_nothing_are_no_measure():
 def test_memory_is_of_the_kinds_that_were_used_last():
     judge = Judge(norm_limit=10)
     for kind in range(2 * MOST_KINDS):
-        judge.vote(kind, TRIO, norms(1.0, 1.0, 1.0))
+        judge.vote(f"kind {kind}", TRIO, norms(1.0, 1.0, 1.0))
     assert len(judge._recent) == MOST_KINDS
+
+
+def test_a_judge_that_starts_again_knows_what_was_usual():
+    judge, after = Judge(norm_limit=10), Judge(norm_limit=10)
+    judge.vote("kind", TRIO, norms(1.0, 1.0, 1.0))
+    after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    assert not any(after.vote("kind", TRIO, norms(0.01, 0.01, 1.0)))
+    assert any(Judge(norm_limit=10).vote("kind", TRIO, norms(0.01, 0.01, 1.0)))
 
 
 # --- directions -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.checkpoint_folder import CheckpointFolder, Document
 from p2ptrain.runtime.checkpoints import in_common
+from p2ptrain.runtime.exchange_config import ExchangeConfig
 from p2ptrain.sim.files import Crashed
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
@@ -23,8 +24,10 @@ STEP_S = 0.1
 ALGORITHMS = known_algorithms()
 
 
-async def build(count: int, algorithm: str, seed: int = 0) -> World:
-    world = World(seed, checkpoint_every_s=EVERY_S)
+async def build(
+    count: int, algorithm: str, seed: int = 0, exchange: ExchangeConfig | None = None
+) -> World:
+    world = World(seed, exchange=exchange, checkpoint_every_s=EVERY_S)
     for number in range(count):
         replica = VectorReplica(np.full(SIZE, 10.0, np.float32), LEARNING_RATE)
         await world.add(f"p{number}", replica, algorithm, **OFTEN.get(algorithm, {}))
@@ -60,6 +63,11 @@ def progress(world: World) -> list[int]:
 def heard(world: World) -> set[int]:
     """What each peer knows of all members' samples, together."""
     return {peer.driver.machine.membership.samples for peer in world.peers.values()}
+
+
+def named(world: World) -> set[PeerId]:
+    groups = [one for peer in world.peers.values() for one in peer.metrics.of("group")]
+    return {name for group in groups for name in group.get("offenders", ())}
 
 
 def newest(world: World) -> dict[str, Document]:
@@ -108,6 +116,28 @@ async def test_who_starts_with_them_meets_them_at_the_version_after_their_checkp
     groups = [peer.driver.machine.groups for peer in world.peers.values()]
     assert [one.wait_avoiding.version for one in groups] == [reach] * 4
     assert reach > 1
+    await world.close()
+
+
+async def test_votes_after_a_new_start_know_the_norms_of_before():
+    async def train_with(p0: float, others: float, steps: int) -> None:
+        def before_step(peer: SimPeer, _: int) -> None:
+            peer.replica.gradient[:] = p0 if peer.driver.name == "p0" else others
+
+        await world.train(steps, steps_of(STEP_S), before_step)
+
+    async def start_again() -> None:
+        kill_all(world)
+        await world.start_again(fresh(3))
+
+    world = await build(3, "allreduce", exchange=ExchangeConfig(norm_limit=10))
+    await train_with(p0=1.0, others=1.0, steps=10)
+    await start_again()
+    await train_with(p0=1.0, others=0.01, steps=10)
+    assert named(world) == set()
+    await start_again()
+    await train_with(p0=50.0, others=0.01, steps=10)
+    assert named(world) == {"p0"}
     await world.close()
 
 
