@@ -1,21 +1,35 @@
 """The benchmark of survival: what it reads of checkpoints, its claims, commands and picture."""
 
+import os
+
 import pytest
 
 from p2plab.backends.base import LaunchError
 from p2plab.bench import survival
-from p2plab.bench.survival import Passed, Watch, checkpoints, claims_of, picture, polled, tables_of
+from p2plab.bench.survival import (
+    EVERY_S,
+    Passed,
+    Watch,
+    checkpoints,
+    claims_of,
+    folders,
+    oldest_s,
+    picture,
+    polled,
+    tables_of,
+)
 from p2plab.bench.survivors import Containers, Processes
 from p2plab.harness.claims import Json
-from p2ptrain.runtime.checkpoint_folder import CheckpointFolder
+from p2ptrain.runtime.checkpoint_folder import DOCUMENT, CheckpointFolder
 from p2ptrain.runtime.files import DiskFiles
 from tests.launcher.conftest import printed
 
 
-def write(folder, name, updates, progress):
+def write(folder, name, updates, progress, cut_s=0.0, written_s=0.0):
     own = CheckpointFolder(folder / name, 3, DiskFiles())
     partial = own.begin(lambda write: write(b"model"))
-    own.finish(partial, {"updates": updates, "progress": progress}, {})
+    own.finish(partial, {"updates": updates, "progress": progress, "unix_s": cut_s}, {})
+    os.utime(own.folder / f"{own.numbers()[0]:08}" / DOCUMENT, (written_s, written_s))
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +57,14 @@ def test_peers_in_step_go_on_from_what_all_have_and_others_each_from_its_newest(
         for algorithm in ("allreduce", "ad_psgd")
     }
     assert updates == {"allreduce": [10, 10], "ad_psgd": [20, 10]}
+
+
+def test_a_checkpoint_may_be_as_old_as_the_longest_interval_and_the_longest_writing(tmp_path):
+    for updates, cut_s, written_s in ((10, 100.0, 100.25), (20, 103.5, 103.75)):
+        write(tmp_path, "p00", updates, 640, cut_s, written_s)
+    write(tmp_path, "p01", 30, 640, cut_s=101.0, written_s=101.5)
+    assert oldest_s(folders(tmp_path, 2)) == 3.5 + 0.5
+    assert oldest_s(folders(tmp_path, 2)[1:]) == EVERY_S + 0.5
 
 
 class Ended:
