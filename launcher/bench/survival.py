@@ -210,12 +210,11 @@ def train_until_killed(
             _written_at(folder / name_of(rank), one) for rank, (one,) in enumerate(written)
         )
         time.sleep(max(0.0, last_at + LATE * EVERY_S - time.time()))
-        killed_at = time.time()
-        running.kill()
+        ended_at = running.kill()
     watch.look()
     newest = checkpoints(folder, algorithm, peers)
-    age_s: Seconds = killed_at - min(one.document["unix_s"] for one in newest)
-    return age_s / oldest_s(folders(folder, peers)), watch.points
+    ages = [at - one.document["unix_s"] for at, one in zip(ended_at, newest, strict=True)]
+    return max(ages) / oldest_s(folders(folder, peers)), watch.points
 
 
 def oldest_s(found: Sequence[CheckpointFolder]) -> Seconds:

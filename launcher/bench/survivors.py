@@ -8,9 +8,11 @@ Whatever was started has ended when its ``with`` is left.
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +20,7 @@ from p2plab.backends.docker import docker
 from p2plab.backends.peer_process import last_words
 from p2plab.backends.spawn import free_ports, peer_environment
 from p2plab.compose import LABEL, PORT, RESULTS
+from p2ptrain.ids import Seconds
 from p2ptrain.net.tokens import SwarmKey, write_file
 
 KEY, CONFIG = "swarm.key", "peer.toml"
@@ -31,8 +34,8 @@ class Running(Protocol):
     def codes(self) -> list[int | None]:
         """Of each peer the code with which it has ended; None if it runs."""
 
-    def kill(self) -> None:
-        """SIGKILL for all, at once."""
+    def kill(self) -> list[Seconds]:
+        """SIGKILL for all, one right after the other; returns when each of them ended."""
 
     def said(self) -> str:
         """The last words of those that ended with an error."""
@@ -109,9 +112,12 @@ class _RunningProcesses:
     def codes(self) -> list[int | None]:
         return [process.poll() for process in self._started]
 
-    def kill(self) -> None:
+    def kill(self) -> list[Seconds]:
+        ended_at = []
         for process in self._started:
             process.kill()
+            ended_at.append(time.time())
+        return ended_at
 
     def wait(self) -> None:
         for process in self._started:
@@ -186,8 +192,11 @@ class _RunningContainers:
         found = [line.split() for line in lines]
         return [None if runs == "true" else int(code) for runs, code in found]
 
-    def kill(self) -> None:
+    def kill(self) -> list[Seconds]:
         docker("kill", "--signal", "KILL", *self._names)
+        docker("wait", *self._names)
+        lines = docker("inspect", "--format", "{{.State.FinishedAt}}", *self._names).splitlines()
+        return [datetime.fromisoformat(line).timestamp() for line in lines]
 
     def remove(self) -> None:
         if self._names:

@@ -67,6 +67,9 @@ def test_a_checkpoint_may_be_as_old_as_the_longest_interval_and_the_longest_writ
     assert oldest_s(folders(tmp_path, 2)[1:]) == EVERY_S + 0.5
 
 
+KILL = "kill", "wait", "inspect"
+
+
 class Ended:
     def __init__(self, *codes):
         self._codes = codes
@@ -75,7 +78,7 @@ class Ended:
         return [*self._codes]
 
     def kill(self):
-        """It has ended."""
+        return [0.0]
 
     def said(self):
         return "no room"
@@ -169,14 +172,16 @@ def test_containers_get_their_network_their_folder_and_are_removed(tmp_path, mon
 
     def docker(*arguments, both=False):
         said.append(arguments)
+        if arguments[:3] == ("inspect", "--format", "{{.State.FinishedAt}}"):
+            return "1970-01-01T00:00:01.500000000Z\n1970-01-01T00:00:02.25Z\n"
         return "true 0\nfalse 137\n" if arguments[0] == "inspect" else ""
 
     monkeypatch.setattr("p2plab.bench.survivors.docker", docker)
     with Containers("an-image", 0.001).swarm(tmp_path, 2, ["--resume"]) as running:
         assert running.codes() == [None, 137]
-        running.kill()
+        assert running.kill() == [1.5, 2.25]
     verbs = [arguments[0] for arguments in said]
-    assert verbs == ["network", *["create", "start"] * 2, "inspect", "kill", "rm", "network"]
+    assert verbs == ["network", *["create", "start"] * 2, "inspect", *KILL, "rm", "network"]
     second = said[3]
     assert {"--network-alias=p01", "--init", "an-image", "--resume"} <= {*second}
     assert second[second.index("--join") + 1] == "p00:4000"
