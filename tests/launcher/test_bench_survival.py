@@ -67,7 +67,7 @@ def test_a_checkpoint_may_be_as_old_as_the_longest_interval_and_the_longest_writ
     assert oldest_s(folders(tmp_path, 2)[1:]) == EVERY_S + 0.5
 
 
-KILL = "kill", "wait", "inspect"
+KILL = "kill", "kill", "wait", "inspect"
 
 
 class Ended:
