@@ -67,6 +67,12 @@ def test_a_checkpoint_may_be_as_old_as_the_longest_interval_and_the_longest_writ
     assert oldest_s(folders(tmp_path, 2)[1:]) == EVERY_S + 0.5
 
 
+def test_a_checkpoint_that_was_left_out_does_not_let_the_next_ones_be_older(tmp_path):
+    for updates, cut_s in ((10, 100.0), (20, 100.0 + 2 * EVERY_S)):
+        write(tmp_path, "p00", updates, 640, cut_s, cut_s)
+    assert oldest_s(folders(tmp_path, 1)) == 1.5 * EVERY_S
+
+
 KILL = "kill", "kill", "wait", "inspect"
 
 
