@@ -9,16 +9,15 @@ would (a test compares), because protobuf copies a payload three times where one
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.data_ledger import EpochCount
-from p2ptrain.core.links import MAX_MBIT, WHOLE
+from p2ptrain.core.links import WHOLE
 from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
-from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
@@ -42,6 +41,7 @@ from p2ptrain.net.wire_calls import encode_paths as encode_paths
 from p2ptrain.net.wire_calls import encode_set as encode_set
 from p2ptrain.net.wire_calls import encode_set_reply as encode_set_reply
 from p2ptrain.net.wire_ledger import count_of, count_to_pb, ledger_update_of, ledger_update_to_pb
+from p2ptrain.net.wire_members import known_to_pb, member_of, member_to_pb, members_of
 from p2ptrain.net.wire_parts import MAX_MEMBERS as MAX_MEMBERS
 from p2ptrain.net.wire_parts import MAX_NAME as MAX_NAME
 from p2ptrain.net.wire_parts import MAX_NUMBER as MAX_NUMBER
@@ -243,18 +243,18 @@ def _message_to_pb(
 ) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
-            return "ping", pb.Ping(number=number, members=map(_known_to_pb, members))
+            return "ping", pb.Ping(number=number, members=map(known_to_pb, members))
         case m.Ack(number, members):
-            return "ack", pb.Ack(number=number, members=map(_known_to_pb, members))
+            return "ack", pb.Ack(number=number, members=map(known_to_pb, members))
         case m.IndirectPing(number, target):
             return "indirect_ping", pb.IndirectPing(number=number, target=target)
         case m.IndirectAck(number, target, answered, members):
-            records = map(_known_to_pb, members)
+            records = map(known_to_pb, members)
             return "indirect_ack", pb.IndirectAck(
                 number=number, target=target, answered=answered, members=records
             )
         case m.MembershipUpdates(members):
-            return "membership_updates", pb.MembershipUpdates(members=map(_known_to_pb, members))
+            return "membership_updates", pb.MembershipUpdates(members=map(known_to_pb, members))
         case m.Request(ticket, born, purpose):
             body = pb.Request(
                 ticket=ticket_to_pb(ticket), born=born, purpose=_purpose_to_pb(purpose)
@@ -306,13 +306,13 @@ def _message_to_pb(
 
 
 _FROM_PB: dict[str, Callable[[Any], m.AnyMessage]] = {
-    "ping": lambda p: m.Ping(number(p.number), _members(p.members)),
-    "ack": lambda p: m.Ack(number(p.number), _members(p.members)),
+    "ping": lambda p: m.Ping(number(p.number), members_of(p.members)),
+    "ack": lambda p: m.Ack(number(p.number), members_of(p.members)),
     "indirect_ping": lambda p: m.IndirectPing(number(p.number), name_of(p.target)),
     "indirect_ack": lambda p: m.IndirectAck(
-        number(p.number), name_of(p.target), p.answered, _members(p.members)
+        number(p.number), name_of(p.target), p.answered, members_of(p.members)
     ),
-    "membership_updates": lambda p: m.MembershipUpdates(_members(p.members)),
+    "membership_updates": lambda p: m.MembershipUpdates(members_of(p.members)),
     "request": lambda p: m.Request(ticket_of(p.ticket), number(p.born), _purpose(p.purpose)),
     "grant": lambda p: m.Grant(ticket_of(p.ticket), contribution_of(p.contribution)),
     "failed": lambda p: m.Failed(ticket_of(p.ticket), text_of(p.reason, MAX_REASON)),
@@ -362,7 +362,7 @@ def decode_hello(data: bytes) -> Hello:
 def encode_join_reply(reply: JoinReply) -> bytes:
     packed = pb.JoinReply(
         refusal=reply.refusal[:MAX_REFUSAL],
-        members=map(_known_to_pb, reply.members),
+        members=map(known_to_pb, reply.members),
         settings=_change_to_pb(reply.settings) if reply.settings else None,
     )
     return bytes(packed.SerializeToString())
@@ -372,7 +372,7 @@ def decode_join_reply(data: bytes) -> JoinReply:
     """Raises CodecError."""
     packed = parse(pb.JoinReply, data)
     settings = _change(packed.settings) if packed.HasField("settings") else None
-    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members), settings)
+    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), members_of(packed.members), settings)
 
 
 # --- what strangers may ask -----------------------------------------------------------------------
@@ -381,7 +381,7 @@ def decode_join_reply(data: bytes) -> JoinReply:
 def encode_report(report: Report) -> bytes:
     packed = pb.Report(
         self=_hello_to_pb(report.hello),
-        members=map(_known_to_pb, report.members),
+        members=map(known_to_pb, report.members),
         unix_s=report.unix_s,
         running_s=report.running_s,
         samples_per_s=report.samples_per_s,
@@ -410,7 +410,7 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
     p: Any = parse(pb.Report, data)  # Any: a generated class
     return Report(
         hello=_hello(p.self),
-        members=_members(p.members) if members else (),
+        members=members_of(p.members) if members else (),
         unix_s=measure(p.unix_s),
         running_s=measure(p.running_s),
         samples_per_s=measure(p.samples_per_s),
@@ -531,7 +531,7 @@ def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
         algorithm=hello.algorithm,
         model=hello.model,
         model_size=hello.model_size,
-        self=_member_to_pb(hello.me),
+        self=member_to_pb(hello.me),
         settings=settings_to_pb(hello.settings),
         rule=settings_to_pb(hello.rule),
         tensors=[line[:MAX_REASON] for line in hello.tensors[:MAX_TENSORS]],
@@ -545,71 +545,12 @@ def _hello(p: Any) -> Hello:  # Any: a generated class
         text_of(p.algorithm, MAX_REASON),
         text_of(p.model, MAX_NAME),
         number(p.model_size),
-        _member(p.self),
+        member_of(p.self),
         settings_of(p.settings),
         settings_of(p.rule),
         tuple(text_of(line, MAX_REASON) for line in p.tensors[:MAX_TENSORS]),
         text_of(p.refused, MAX_REFUSAL),
     )
-
-
-def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
-    return pb.Member(
-        peer=member.peer,
-        address=member.address,
-        incarnation=member.incarnation,
-        state=int(member.state),
-        beat=member.beat,
-        phase=int(member.phase),
-        steps=member.steps,
-        samples=member.samples,
-        link_mbit=member.link_mbit,
-        resumes=member.resumes,
-        resumes_before=member.resumes_before,
-        accusers=member.accusers,
-    )
-
-
-@functools.lru_cache(maxsize=1 << 14)  # every record is sent many times
-def _known_to_pb(member: m.Member) -> Any:  # Any: a generated class
-    """Read only: a message that holds it has a copy."""
-    return _member_to_pb(member)
-
-
-def _member(p: Any) -> m.Member:  # Any: a generated class
-    try:
-        state, phase = m.MemberState(p.state), m.Phase(p.phase)
-    except ValueError as error:
-        raise CodecError(f"a member with an unknown state: {error}") from error
-    return m.Member(
-        peer=name_of(p.peer),
-        address=address(p.address),
-        incarnation=number(p.incarnation),
-        state=state,
-        beat=number(p.beat),
-        phase=phase,
-        steps=number(p.steps),
-        samples=number(p.samples),
-        link_mbit=at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
-        resumes=p.resumes,
-        resumes_before=tuple(p.resumes_before[: m.MOST_BEFORE]),
-        accusers=_accusers(p.accusers) if state is m.MemberState.SUSPECT else (),
-    )
-
-
-def _accusers(names: Sequence[str]) -> tuple[PeerId, ...]:
-    return joined(tuple(name_of(name) for name in names[: 2 * ACCUSERS]), ())
-
-
-def _members(packed: Sequence[Any]) -> tuple[m.Member, ...]:
-    if len(packed) > MAX_MEMBERS:
-        raise CodecError(f"a message with {len(packed)} members; at most {MAX_MEMBERS} are allowed")
-    return tuple([_known_member(p.SerializeToString()) for p in packed])
-
-
-@functools.lru_cache(maxsize=1 << 14)  # every record is received many times
-def _known_member(data: bytes) -> m.Member:
-    return _member(parse(pb.Member, data))
 
 
 @functools.lru_cache(maxsize=8)  # all members get the same

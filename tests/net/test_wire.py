@@ -1,6 +1,7 @@
 """Messages to bytes and back; hostile bytes decode to something valid or raise `CodecError`."""
 
 import dataclasses
+import tracemalloc
 import typing
 from contextlib import suppress
 
@@ -16,9 +17,11 @@ from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, size_of
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
-from p2ptrain.net import wire, wire_parts
+from p2ptrain.net import wire, wire_members, wire_parts
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, StateOpening
+from p2ptrain.net.wire_members import member_to_pb
+from p2ptrain.net.wire_parts import varint
 
 MESSAGES = typing.get_args(m.AnyMessage)
 AB = m.Begin(Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b")))
@@ -592,17 +595,43 @@ def test_a_begin_without_a_group_is_refused():
 
 
 def test_a_link_faster_than_any_is_refused():
-    member = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
+    member = member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
     member.link_mbit = MAX_MBIT + 1
     with pytest.raises(CodecError, match="a link's speed out of range"):
         wire.decode_join_reply(pb.JoinReply(members=[member]).SerializeToString())
 
 
 def test_more_members_than_a_swarm_may_have_are_refused():
-    one = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
+    one = member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
     packed = pb.JoinReply(members=[one] * (wire.MAX_MEMBERS + 1))
     with pytest.raises(CodecError, match="members"):
         wire.decode_join_reply(packed.SerializeToString())
+
+
+def test_large_records_of_made_up_members_are_not_remembered():
+    """What a later version adds to a record may have any size, and a forger may add it, too."""
+    later_field = varint(1000 << 3 | 2) + varint(1 << 16) + bytes(1 << 16)
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            one = m.Member(peer=PeerId(f"x{number}"), address=Address("h:1"), incarnation=1)
+            record = pb.Member.FromString(member_to_pb(one).SerializeToString() + later_field)
+            said = pb.Envelope(source="a", ping=pb.Ping(members=[record]))
+            assert wire.decode_envelope(said.SerializeToString()).message.members == (one,)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 << 20
+
+
+def test_no_more_records_are_remembered_than_a_large_swarm_has():
+    """A forger could fill 30 MB with small ones."""
+    for number in range(2 * wire_members.KNOWN_RECORDS):
+        one = m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=number)
+        said = Envelope(one.peer, "", m.Ping(1, (one,)))
+        wire.decode_envelope(wire.encode_envelope(said))
+    for cache in wire_members.known_member, wire_members.known_to_pb:
+        assert cache.cache_info().currsize <= 4096
 
 
 def test_a_message_that_this_version_does_not_know_is_refused():
