@@ -19,6 +19,9 @@ from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpe
 MOST_BYTES = 1 << 16
 """Of a mutated message."""
 
+STOCK = 1000
+"""Lies that mutated messages are made of: a new one for each would take most of a sender's time."""
+
 NAMED = 100
 """Members that one forged record of members names."""
 
@@ -41,6 +44,7 @@ class Forger:
         self._members = tuple(members)
         self._me = me
         self._number = 0
+        self._stock: list[bytes] = []
         self._lies: tuple[Callable[[], m.Message | m.AlgorithmMessage], ...] = (
             self._invented,
             self._accused,
@@ -59,7 +63,10 @@ class Forger:
 
     def mutated(self) -> bytes:
         """A message with bytes that were changed, cut off, repeated or made up."""
-        chance, data = self._chance, bytearray(self.lie())
+        chance = self._chance
+        if not self._stock:
+            self._stock = [self.lie() for _ in range(STOCK)]
+        data = bytearray(chance.choice(self._stock))
         for _ in range(chance.randint(1, 8)):
             at = chance.randrange(len(data) + 1)
             match chance.randrange(5):
