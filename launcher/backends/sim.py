@@ -53,7 +53,10 @@ from p2ptrain.sim.records import RecordFile
 from p2ptrain.sim.trace import TraceMetrics
 
 SLICE_S: Seconds = 0.25
-"""The virtual time between two polls of a small world."""
+"""The virtual time between two polls of a small world whose steps last less than a second."""
+
+SLICES_PER_STEP = 2
+"""Where steps last longer there is less to see."""
 
 PEERS_PER_SLICE = 256
 """Larger worlds are polled less often, since reading the records of all peers takes time."""
@@ -101,7 +104,8 @@ class SimFleet:
 
     def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
         self._seed = scenario.seed
-        self._slice_s = SLICE_S * max(1, len(configs) // PEERS_PER_SLICE)
+        of_step_s = scenario.pace.min_step_ms / 1000 / SLICES_PER_STEP
+        self._slice_s = max(SLICE_S, of_step_s) * max(1, len(configs) // PEERS_PER_SLICE)
         self._names = [PeerId(config.name) for config in configs]
         self._files: list[RecordFile] = []
         self.started_at: Seconds | None = None
