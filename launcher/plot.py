@@ -29,10 +29,24 @@ WAITING = "#F0C05A"
 AVERAGING = "#CC3377"
 INK = "#222222"
 FAINT = "#B8B8B8"
-LINES = (("#555555", "--"), ("#009E73", "-"), ("#D55E00", "-."), ("#56B4E9", "-"), ("#CC79A7", ":"))
+LINES = (
+    ("#555555", "--"),
+    ("#009E73", "-"),
+    ("#D55E00", "-."),
+    ("#56B4E9", "-"),
+    ("#CC79A7", ":"),
+    ("#0072B2", "--"),
+    ("#E69F00", "-"),
+    ("#000000", ":"),
+    ("#B07F00", "-."),
+)
 
 MOST_PEERS = 12
 """A strip with more lines is illegible; the rest is left out, and its title says so."""
+
+SQUEEZED = 8
+"""Where one run takes more than so many times as long as another, time is logarithmic: otherwise
+the lines of the short ones lie on each other."""
 
 _STEPS_SHOWN = 12
 
@@ -68,6 +82,7 @@ def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
         _draw_samples(axes, runs)
         return
     has_accuracy = all(p.accuracy is not None for run in runs for p in run.curve.points)
+    left_s = scale_time(axes, runs)
     for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
         times = [point.wall_s for point in run.curve.points]
         values = [_value(point, has_accuracy) for point in run.curve.points]
@@ -76,12 +91,22 @@ def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
     target = scenario.target.accuracy if has_accuracy else scenario.target.loss
     if target is not None:
         axes.axhline(target, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-        _say(axes, f"target {target:g}", (0.0, target), (5, 4), INK)
+        _say(axes, f"target {target:g}", (left_s, target), (5, 4), INK)
     axes.set_title(curves_title(scenario, runs), loc="left", fontsize=11, color=INK)
-    axes.set_xlabel("seconds since the first step", color=INK)
     axes.set_ylabel(f"held-out {'accuracy' if has_accuracy else 'loss'}", color=INK)
-    axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right" if has_accuracy else "upper right")
+
+
+def scale_time(axes: Axes, runs: Sequence[Run]) -> Seconds:
+    """Set the scale of the seconds since the first step; returns where it begins."""
+    lengths = [run.wall_s for run in runs if run.wall_s > 0]
+    is_squeezed = bool(lengths) and max(lengths) > SQUEEZED * min(lengths)
+    left_s = min(lengths) / 20 if is_squeezed else 0.0
+    axes.set_xscale("log" if is_squeezed else "linear")
+    axes.set_xlim(left_s, 1.02 * max(lengths, default=1.0))
+    scale = ", logarithmic" if is_squeezed else ""
+    axes.set_xlabel(f"seconds since the first step{scale}", color=INK)
+    return left_s
 
 
 def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:

@@ -1,11 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
+from matplotlib.figure import Figure
 
 from p2plab.consensus import CurvePoint, Target
 from p2plab.plot import (
+    LINES,
     MOST_PEERS,
     activities,
     curves_title,
     plot_comparison,
+    scale_time,
     shown_ranks,
     strip_title,
 )
@@ -95,3 +100,17 @@ def test_a_run_without_a_single_step_can_be_drawn(tmp_path):
     empty = Run(scenario(), "ad_psgd", tmp_path / "nowhere", FakeEvaluator())
     plot_comparison(path, empty.scenario, [empty])
     assert path.stat().st_size > 0
+
+
+def test_nine_ways_have_nine_different_lines():
+    assert len(set(LINES)) == len(LINES) == 9
+
+
+@pytest.mark.parametrize(
+    ("lengths_s", "scale"), [((3600, 140_000), "log"), ((60, 240), "linear"), ((), "linear")]
+)
+def test_time_is_logarithmic_where_one_run_takes_much_longer_than_another(lengths_s, scale):
+    axes = Figure().add_subplot()
+    left_s = scale_time(axes, [SimpleNamespace(wall_s=length) for length in lengths_s])
+    assert axes.get_xscale() == scale
+    assert left_s == axes.get_xlim()[0] == (180 if scale == "log" else 0)
