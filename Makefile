@@ -57,7 +57,7 @@ paper-real: $(READY)  ## four of them for real, a quarter of an hour on two idle
 
 LINKS ?= $(if $(QUICK),$(RUNS)/links.md,docs/links.md)
 
-wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres, simulated; half an hour, runs/wan and docs/links.md
+wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres, simulated; an hour of two idle cores, runs/wan and docs/links.md
 	$(BIN)/python -m p2plab.wan --out $(RUNS)/wan --page $(LINKS) $(SMALL)
 
 COMPARED ?= $(if $(QUICK),$(RUNS)/compare.md,docs/compare.md)
