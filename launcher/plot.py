@@ -78,11 +78,11 @@ def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None
 
 def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
     clean(axes)
+    left_s = scale_time(axes, runs)
     if not scenario.gradients:
         _draw_samples(axes, runs)
         return
     has_accuracy = all(p.accuracy is not None for run in runs for p in run.curve.points)
-    left_s = scale_time(axes, runs)
     for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
         times = [point.wall_s for point in run.curve.points]
         values = [_value(point, has_accuracy) for point in run.curve.points]
@@ -118,10 +118,8 @@ def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:
         axes.plot(times, values, dash, color=colour, linewidth=2.2, label=run.algorithm)
     title = "Samples of the whole swarm; steps were only priced, nothing was trained"
     axes.set_title(title, loc="left", fontsize=11, color=INK)
-    axes.set_xlabel("seconds since the first step", color=INK)
     axes.set_ylabel("samples", color=INK)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower right")
 

@@ -80,9 +80,9 @@ def members_of(packed: Sequence[Any]) -> tuple[m.Member, ...]:
 def _read(data: bytes) -> m.Member:
     if len(data) > KNOWN_BYTES:
         return member_of(parse(pb.Member, data))
-    return known_member(data)
+    return _known_member(data)
 
 
 @functools.lru_cache(maxsize=KNOWN_RECORDS)  # every record is received many times
-def known_member(data: bytes) -> m.Member:
+def _known_member(data: bytes) -> m.Member:
     return member_of(parse(pb.Member, data))

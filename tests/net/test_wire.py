@@ -630,7 +630,7 @@ def test_no_more_records_are_remembered_than_a_large_swarm_has():
         one = m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=number)
         said = Envelope(one.peer, "", m.Ping(1, (one,)))
         wire.decode_envelope(wire.encode_envelope(said))
-    for cache in wire_members.known_member, wire_members.known_to_pb:
+    for cache in wire_members._known_member, wire_members.known_to_pb:
         assert cache.cache_info().currsize <= 4096
 
 
