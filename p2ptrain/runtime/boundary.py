@@ -6,8 +6,8 @@ the trainer to wait, it awaits `Environment.call`, which carries a coroutine ove
 and brings its result back; where it does not, nothing is awaited and no thread is switched.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Boundary:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._since: Seconds = driver.now
-        self._waited_s: Seconds = 0.0  # by the forward pass of this step
+        self._waited_s: Seconds = 0.0  # since then
         self.totals = TrainerTotals()
 
     def begin(self) -> None:
@@ -45,6 +45,15 @@ class Boundary:
         driver.live.trains = True
         self._tell(Phase.TRAINING)
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What is done here is the protocol's time, not the trainer's. May be nested."""
+        began, waited_s = self._driver.now, self._waited_s
+        try:
+            yield
+        finally:
+            self._waited_s = waited_s + self._driver.now - began
+
     async def before_forward(self, index: int) -> None:
         """The forward pass is about to use the parameters of this bucket."""
         driver = self._driver
@@ -55,9 +64,8 @@ class Boundary:
         if deferred.is_made_of(wanted):
             return
         if not deferred.is_here(wanted):
-            before = driver.now
-            await driver.environment.call(deferred.until(wanted))
-            self._waited_s += driver.now - before
+            with self._waiting():
+                await driver.environment.call(deferred.until(wanted))
         deferred.make(wanted)
 
     async def finish_update(self) -> None:
@@ -65,9 +73,8 @@ class Boundary:
         deferred = self._driver.averages.deferred
         if deferred is None:
             return
-        before = self._driver.now
-        await self._driver.environment.call(deferred.until_all())
-        self._waited_s += self._driver.now - before
+        with self._waiting():
+            await self._driver.environment.call(deferred.until_all())
         deferred.make()
 
     async def step(
@@ -94,22 +101,21 @@ class Boundary:
         """
         driver, agreed = self._driver, self._driver.agreed
         await self.finish_update()
-        computed_at, waited_s = driver.now, self._waited_s
         if driver.failure:
             raise driver.failure
-        if await self._gather(samples):
-            if driver.stopping:
-                return  # a step that was not averaged is not made: we would differ
-            optimizer_step = no_update  # no peer had gradients; the version counts all the same
-        algorithm = driver.algorithm
-        stale = is_stale(algorithm)
-        deferred = driver.averages.deferred
-        if deferred:
-            deferred.clip = clip
-        if deferred and needs_all:
-            await driver.environment.call(deferred.until_all())
-        waited_s += driver.now - computed_at
-        self._waited_s = 0.0
+        with self._waiting():
+            if await self._gather(samples):
+                if driver.stopping:
+                    return  # a step that was not averaged is not made: we would differ
+                optimizer_step = no_update  # no peer had gradients; the version counts all the same
+            algorithm = driver.algorithm
+            stale = is_stale(algorithm)
+            deferred = driver.averages.deferred
+            if deferred:
+                deferred.clip = clip
+            if deferred and needs_all:
+                await driver.environment.call(deferred.until_all())
+        waited_s, self._waited_s = self._waited_s, 0.0
         if deferred and needs_all:
             deferred.make_whole(optimizer_step)
         elif deferred:
@@ -123,31 +129,31 @@ class Boundary:
         self.totals.count(samples, loss, compute_s, waited_s, driver.metrics, spans)
         driver.batches.measure(samples, compute_s)
         self._tell(Phase.TRAINING)
-        if algorithm.trainer_waits and algorithm.acts("after_update"):
-            before = driver.now
-            with suppress(SettingsDue):
-                await driver.environment.call(algorithm.after_update(driver.swarm))
-            driver.replica.settle()  # the next step begins with what it waited for
-            self.totals.wait_s += driver.now - before
-        await self._maybe_change(optimizer_step)
-        if driver.checkpoints and driver.checkpoints.is_due():
-            await self._checkpoint()
         self._since = driver.now
+        with self._waiting():  # the next step's record has it
+            if algorithm.trainer_waits and algorithm.acts("after_update"):
+                with suppress(SettingsDue):
+                    await driver.environment.call(algorithm.after_update(driver.swarm))
+                driver.replica.settle()  # the next step begins with what it waited for
+            await self._maybe_change(optimizer_step)
+            if driver.checkpoints and driver.checkpoints.is_due():
+                await self._checkpoint()
 
     async def _checkpoint(self) -> None:
         """Note everything for a checkpoint; the model goes to the disk beside the next step."""
-        driver, before = self._driver, self._driver.now
+        driver = self._driver
         assert driver.checkpoints
         await self.finish_update()
         await driver.environment.call(driver.checkpoints.cut(driver.checkpoints.of_trainer()))
-        self.totals.wait_s += driver.now - before
 
     async def end(self, *, well: bool = True) -> None:
         """The trainer has stopped; the peer serves the others. `well`: not by an error."""
-        await self.finish_update()
-        checkpoints = self._driver.checkpoints
-        if checkpoints and well and self.totals.steps and checkpoints.is_behind():
-            await self._checkpoint()
+        with self._waiting():
+            await self.finish_update()
+            checkpoints = self._driver.checkpoints
+            if checkpoints and well and self.totals.steps and checkpoints.is_behind():
+                await self._checkpoint()
+        self.totals.wait_s, self._waited_s = self.totals.wait_s + self._waited_s, 0.0
         self._tell(Phase.DONE)
         live = self._driver.live
         live.trains = False
@@ -190,7 +196,7 @@ class Boundary:
 
     async def _maybe_change(self, optimizer_step: Callable[[], None]) -> None:
         """Change to the settings of the swarm, if they are other ones; this step is over."""
-        driver, before = self._driver, self._driver.now
+        driver = self._driver
         if not driver.live.is_due or driver.stopping:
             return
         await self.finish_update()
@@ -201,7 +207,6 @@ class Boundary:
                 driver.agreed.take_in(*stated)
         driver.replica.settle()
         await self._change()
-        self.totals.wait_s += driver.now - before
 
     async def _change(self) -> None:
         driver = self._driver

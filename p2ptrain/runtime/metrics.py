@@ -9,9 +9,11 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               ``algorithm``, ``device``, ``model_size``, ``fingerprint``
 ``ready``     all expected peers are here; the first step begins now. ``members``
 ``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this batch),
-              ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
-              then waited for the protocol until ``t``; where data are dealt, ``trained``: its
-              samples, as a list of [epoch, first place in its order, place behind the last]
+              ``compute_s``, ``wait_s``: of the time from the end of the step before until ``t`` it
+              computed for so long, and for so long it waited for the protocol, before (for models,
+              a checkpoint, other settings) or after (for gradients); where data are dealt,
+              ``trained``: its samples, as a list of [epoch, first place in its order, place behind
+              the last]
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
               ticket's initiator), ``members``, ``what`` (models or gradients), ``fragment`` and
               ``fragments`` (which of how many equal parts of it; 0 and 1: all), ``outcome`` (done,

@@ -893,6 +893,16 @@ async def test_steps_are_recorded_with_what_was_computed_and_what_was_waited():
     await world.close()
 
 
+async def test_a_wait_behind_the_update_is_in_the_record_of_the_next_step():
+    world, a, b = await pair("d_psgd")
+    await asyncio.gather(a.train(3, 0.1), b.train(3, 0.5))
+    waits = [record["wait_s"] for record in a.metrics.of("step")]
+    assert waits == pytest.approx([0.0, 0.4, 0.4], abs=0.05)
+    assert a.boundary.totals.wait_s == pytest.approx(1.2, abs=0.1)  # the last one, too
+    assert a.boundary.totals.compute_s == pytest.approx(0.3, abs=0.02)
+    await world.close()
+
+
 async def test_a_step_that_nobody_averaged_is_not_made():
     world, a, _b = await pair("allreduce")
     training = asyncio.create_task(a.train(5, 0.1))
