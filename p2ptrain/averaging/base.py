@@ -77,6 +77,8 @@ class Measured:
     apart: float = 0
     """How far its model was from the means of its groups, over the norm of a model; 0: unknown."""
     loss: float | None = None
+    low_rank: float = 1.0
+    """The share of a gradient's numbers that its factors of rank 4 have (`powersgd`)."""
 
 
 class Swarm(Protocol):

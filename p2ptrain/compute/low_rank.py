@@ -82,6 +82,11 @@ class Layout:
             self.left_size = place.stop
         self.right_size = right
 
+    @property
+    def share(self) -> float:
+        """Of the G numbers, as many travel in each direction."""
+        return (self.left_size + self.right_size) / max(1, self.size)
+
     def begin(self, seed: int) -> Vector:
         """N numbers to begin with."""
         return np.random.default_rng(seed).random(self.right_size, np.float32) - np.float32(0.5)

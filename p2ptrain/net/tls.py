@@ -41,7 +41,7 @@ from p2ptrain.net.certificates import (
     signed_by_itself,
 )
 from p2ptrain.net.keyring import Keyring
-from p2ptrain.net.loopback import is_ours
+from p2ptrain.net.loopback import LocalCallers
 from p2ptrain.net.tokens import JoinToken, Token
 
 Option = tuple[str, int | str]
@@ -229,8 +229,9 @@ class Plain(Nameless):
     only_ours: bool = False
     """Whether to let in processes of the same user only; on loopback."""
 
-    _ports: list[int] = field(default_factory=list, init=False, compare=False, repr=False)
-    """Where it serves."""
+    _callers: LocalCallers = field(
+        default_factory=LocalCallers, init=False, compare=False, repr=False
+    )
 
     @property
     def is_encrypted(self) -> bool:
@@ -238,14 +239,14 @@ class Plain(Nameless):
 
     def serve(self, server: grpc.aio.Server, listen: str) -> int:
         port = int(server.add_insecure_port(listen))
-        self._ports.append(port)
+        self._callers.listen(listen, port)
         return port
 
     def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=options)
 
     def admit(self, method: str, context: Any) -> Caller:  # Any: grpc is untyped
-        if self.only_ours and not is_ours(context.peer(), self._ports):
+        if self.only_ours and not self._callers.is_ours(context.peer()):
             raise RefusedError(
                 "this peer answers its own user only; to share it, start it with a token or as "
                 "--insecure"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from p2ptrain.averaging.base import Measured
+from p2ptrain.compute.low_rank import Layout
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 WINDOW, AVERAGES = 16, 8
 """Steps, and averages, that are remembered. Fewer: chance decides; more: changes are seen late,
 averages above all: on a link that has become slow each lasts long."""
+
+RANK = 4
+"""Of factors whose numbers are counted: what `powersgd` has by default."""
 
 NORM_STEPS = 64
 """The norm of a model is taken again after so many steps; until then it hardly changes."""
@@ -30,6 +34,7 @@ class Gauges:
         self._distances: deque[float] = deque(maxlen=AVERAGES)
         self._made = 0
         self._norm, self._norm_due = 0.0, 0
+        self._low_rank = Layout(driver.replica.gradient_shapes, RANK).share
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Remember what counts of one record."""
@@ -67,6 +72,7 @@ class Gauges:
             model_s=per_byte * size_bytes,
             apart=await self._apart(),
             loss=fmean(losses) if losses else None,
+            low_rank=self._low_rank,
         )
 
     async def _apart(self) -> float:

@@ -92,6 +92,13 @@ def test_fewer_bytes_cost_less_time():
     assert whole.average_s(SLOW_LINKS, 0.33) == pytest.approx(4 * coded.average_s(SLOW_LINKS, 0.33))
 
 
+def test_factors_cost_what_this_model_has_of_them():
+    half = replace(SLOW_LINKS, low_rank=0.5)
+    whole, factors = candidate("allreduce"), candidate("powersgd")
+    assert factors.average_s(half, 0.33) == pytest.approx(whole.average_s(half, 0.33) / 2)
+    assert factors.average_s(SLOW_LINKS, 0.33) == whole.average_s(SLOW_LINKS, 0.33)
+
+
 @pytest.mark.parametrize(
     ("fleet", "wanted"),
     [

@@ -1,11 +1,16 @@
-"""Whose a connection is within one machine, by the kernel's tables."""
+"""Whose a connection is within one machine, by the kernel's answer or by its tables."""
 
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from p2ptrain.net import loopback
-from p2ptrain.net.loopback import is_ours
+from p2ptrain.net.loopback import End, LocalCallers, owner_by_diag
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  inode\n"
 HERE, THERE, OTHER = 4000, 50_000, 4001
@@ -26,6 +31,20 @@ ELSEWHERE = row(THERE, OTHER, US)
 """The system gives one port of a caller to connections with different destinations."""
 
 
+def callers(*ports: int, host: str = "127.0.0.1") -> LocalCallers:
+    found = LocalCallers()
+    for port in ports:
+        found.listen(f"{host}:0", port)
+    return found
+
+
+# --- by the kernel's tables -----------------------------------------------------------------------
+
+
+def no_answer(_: End, called: End) -> tuple[int, ...]:
+    raise PermissionError(f"about {called}")
+
+
 @pytest.mark.parametrize(
     ("rows", "is_let_in"),
     [
@@ -41,15 +60,89 @@ ELSEWHERE = row(THERE, OTHER, US)
         ([], False),
     ],
 )
-def test_a_caller_is_ours_by_the_owner_of_the_very_connection(
+def test_where_the_kernel_does_not_answer_a_caller_is_ours_by_its_tables(
     rows, is_let_in, tmp_path, monkeypatch
 ):
     table = tmp_path / "tcp"
     table.write_text(HEAD + "".join(rows), encoding="ascii")
     monkeypatch.setattr(loopback, "TABLES", (table, tmp_path / "none"))
-    assert is_ours(f"ipv4:127.0.0.1:{THERE}", [HERE]) is is_let_in
+    monkeypatch.setattr(loopback, "owner_by_diag", no_answer)
+    assert callers(HERE).is_ours(f"ipv4:127.0.0.1:{THERE}") is is_let_in
 
 
 @pytest.mark.parametrize("caller", ["unix:", "", "ipv4:127.0.0.1", "ipv4:elsewhere:50000"])
 def test_what_is_no_address_of_this_machine_is_not_ours(caller):
-    assert not is_ours(caller, [HERE])
+    assert not callers(HERE).is_ours(caller)
+
+
+# --- by the kernel's answer -----------------------------------------------------------------------
+
+
+@contextmanager
+def called(host: str, caller: socket.AddressFamily) -> Iterator[tuple[socket.socket, End, End]]:
+    """A connection: the calling socket, its end, and the end that it calls."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.socket(family)) as listens, closing(socket.socket(caller)) as calls:
+        try:
+            listens.bind((host, 0))
+        except OSError:
+            pytest.skip(f"there is no {host} here")
+        listens.listen()
+        port = listens.getsockname()[1]
+        calls.connect((f"::ffff:{host}" if family != caller else host, port))
+        with closing(listens.accept()[0]) as accepted:
+            yield calls, accepted.getpeername()[:2], (host, port)
+
+
+def answers(caller: End, end: End) -> tuple[int, ...]:
+    try:
+        return owner_by_diag(caller, end)
+    except OSError as error:
+        pytest.skip(f"the kernel does not tell here: {error}")
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize(
+    ("host", "family"),
+    [
+        ("127.0.0.1", socket.AF_INET),
+        ("127.0.0.9", socket.AF_INET),
+        ("127.0.0.1", socket.AF_INET6),
+        ("::1", socket.AF_INET6),
+    ],
+)
+def test_the_kernel_names_the_owner_of_an_open_connection(host: str, family: socket.AddressFamily):
+    with called(host, family) as (calls, caller, end):
+        assert answers(caller, end) == (US,)
+        assert answers(caller, (host, end[1] - 1)) == ()
+        assert answers(end, end) == (), "which is the socket that listens"
+        calls.close()
+        assert answers(caller, end) == ()
+
+
+@pytest.mark.sockets
+def test_once_the_kernel_has_answered_its_tables_are_not_read(monkeypatch):
+    with called("127.0.0.1", socket.AF_INET) as (calls, caller, end):
+        answers(caller, end)
+        ours, name = callers(end[1]), f"ipv4:127.0.0.1:{caller[1]}"
+        assert ours.is_ours(name)
+        monkeypatch.setattr(loopback, "owners_by_tables", None)  # to call it would fail
+        calls.close()
+        assert not ours.is_ours(name)
+
+
+@pytest.mark.sockets
+@pytest.mark.skipif(US != 0, reason="only root can become another user")
+def test_a_process_of_another_user_is_not_ours():
+    with closing(socket.create_server(("127.0.0.1", 0))) as listens:
+        port = listens.getsockname()[1]
+        program = (
+            f"import os, socket; os.setuid({STRANGER})\n"
+            f"calls = socket.socket(); calls.connect(('127.0.0.1', {port})); calls.recv(1)"
+        )
+        listens.settimeout(30.0)
+        with subprocess.Popen([sys.executable, "-c", program]):
+            accepted, (host, caller) = listens.accept()
+            assert answers((host, caller), (host, port)) == (STRANGER,)
+            assert not callers(port).is_ours(f"ipv4:{host}:{caller}")
+            accepted.close()

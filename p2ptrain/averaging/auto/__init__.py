@@ -163,12 +163,13 @@ class Auto(Algorithm):
                 continue
             trainees = swarm.trainees()
             due = swarm.now + REPORT_S * max(1.0, len(trainees) / REPORTS_PER_S)
-            numbers = report_of(await swarm.measure())
+            measured = await swarm.measure()
+            numbers = report_of(measured)
             if trainees[0] != swarm.me:
                 swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
             elif numbers[0]:
                 self._reports.last[swarm.me] = measured_of(swarm.me, numbers)
-                self._maybe_change(swarm)
+                self._maybe_change(swarm, measured.low_rank)
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         if message.kind != KIND:
@@ -180,15 +181,17 @@ class Auto(Algorithm):
             return  # it or we have heard less of who trains; the next report goes elsewhere
         self._reports.last[source] = measured
 
-    def _maybe_change(self, swarm: Swarm) -> None:
+    def _maybe_change(self, swarm: Swarm, low_rank: float) -> None:
         steps = self._steps - self._begun_at
         first = not swarm.settings_changes and steps >= LEAST_STEPS
         lasted = swarm.now - self._reports.since >= self.config.every_s
         if not (first or lasted or steps >= self.config.every_steps):
             return
         now = candidate_of(self._now, self.inner, swarm.codecs)
-        unlike = self.config.data == "unlike"
-        fleet = self._reports.fleet(swarm.trainees(), swarm.now, now, self.config.apart, unlike)
+        unlike, apart = self.config.data == "unlike", self.config.apart
+        fleet = self._reports.fleet(
+            swarm.trainees(), swarm.now, now, apart, unlike=unlike, low_rank=low_rank
+        )
         if fleet is None:
             return
         rises, margin = self._reports.loss_rises(), self.config.margin

@@ -70,6 +70,8 @@ class Fleet:
     """How far an update drives models apart, over their norm; 0: not known."""
     unlike: bool = False
     """Peers have unlike data."""
+    low_rank: float = 1.0
+    """The share of a gradient's numbers that its factors have."""
 
     @property
     def slowest_link_s(self) -> Seconds:
@@ -97,8 +99,8 @@ class Candidate:
     """Peers of a group; 0: all of them."""
     hides: tuple[float, float] = (0, 0)
     """Shares of a step behind which the two halves of an average travel."""
-    sends: float = 1
-    """The share of all numbers that travels."""
+    low_rank: bool = False
+    """Factors of gradients travel, instead of all their numbers."""
     servers: int = 0
     """Peers that reduce a part each (`parameter_server`); 0: all peers."""
     codec: str = "fp32"
@@ -116,7 +118,8 @@ class Candidate:
         owners = min(self.servers or size, size)
         # One of n owners sends its means to P - 1 peers, and its own numbers to n - 1 owners.
         moved = 1.0 if size == 2 else (size + owners - 2) / owners
-        return moved * self.sends * CODEC[self.codec] * link_s
+        sent = fleet.low_rank if self.low_rank else 1.0
+        return moved * sent * CODEC[self.codec] * link_s
 
 
 CANDIDATES = (
@@ -137,7 +140,7 @@ CANDIDATES = (
     Candidate(now="allreduce", waits="all", averages="gradients", codec="int8", teaches=0.98),
     Candidate(now="sgp", waits="all", size=2, teaches=1.05),
     Candidate(now="parameter_server", waits="all", averages="gradients", servers=1, teaches=1.0),
-    Candidate(now="powersgd", waits="all", averages="gradients", sends=0.06, teaches=0.8),
+    Candidate(now="powersgd", waits="all", averages="gradients", low_rank=True, teaches=0.8),
     Candidate(now="eager", waits="half", averages="gradients", teaches=0.3),
 )
 """What `auto` chooses from; of equal ones the first.

@@ -88,7 +88,9 @@ class Reports:
         now: Seconds,
         present: Candidate,
         apart: float,
+        *,
         unlike: bool,
+        low_rank: float = 1.0,
     ) -> Fleet | None:
         """All that train; None while fewer than half of them, or fewer than two, have reported.
 
@@ -98,6 +100,7 @@ class Reports:
             present: what they train with.
             apart: how far an update drove models apart, when that was known last.
             unlike: their data are.
+            low_rank: the share of a gradient's numbers that its factors have.
         """
         known = [self.last[peer] for peer in trainees if peer in self.last]
         if 2 * len(known) < len(trainees) or len(known) < 2:
@@ -105,7 +108,7 @@ class Reports:
         usual = sorted(known, key=lambda one: one.step_s)[len(known) // 2]
         silent_s = max(usual.step_s, now - self.since)
         loads = [_load(self.last.get(peer, replace(usual, step_s=silent_s))) for peer in trainees]
-        fleet = Fleet(peers=loads, apart=apart, unlike=unlike)
+        fleet = Fleet(peers=loads, apart=apart, unlike=unlike, low_rank=low_rank)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
