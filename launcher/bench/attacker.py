@@ -216,7 +216,10 @@ class Attack:
     async def _one_call(
         self, channel: grpc.aio.Channel, sends: int, draw: Callable[[], bytes]
     ) -> int:
-        """Send so many messages on one call; returns how many the network took until it ended."""
+        """Send so many messages on one call; returns how many the network took until it ended.
+
+        A call that is refused before the first one counts as a message.
+        """
         call, handed = channel.stream_unary(f"/{SERVICE}/Talk")(), 0
         with suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(CALL_S):
@@ -226,6 +229,8 @@ class Attack:
                     handed += 1
                 await call.done_writing()
                 await call
+        if not handed and call.done():
+            handed = int(await call.code() is grpc.StatusCode.PERMISSION_DENIED)
         call.cancel()
         self.sent += handed
         return handed

@@ -5,8 +5,8 @@ a context variable, so that what a handler starts knows it as well.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +16,19 @@ from p2ptrain.errors import RefusedError
 from p2ptrain.net.tls import NOBODY, Caller, Security
 
 Serve = Callable[[Any, Any], Awaitable[Any]]  # Any: grpc is untyped
+
+
+class CallEndedError(Exception):
+    """Raised by a handler: its call ends with this status, and a sentence.
+
+    What `context.abort` of gRPC raises stays with the call, and the call with it, until the next
+    collection of reference cycles: a host that sends garbage could fill memory with such calls.
+    """
+
+    def __init__(self, status: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
 
 _CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 
@@ -47,10 +60,15 @@ class Gate:
                     raise
                 _go_on()
                 why = f"{came.name} is no member any more: its name was revoked"
+                status = grpc.StatusCode.PERMISSION_DENIED
             except RefusedError as error:
-                why = str(error)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-            raise AssertionError("abort raises")
+                why, status = str(error), grpc.StatusCode.PERMISSION_DENIED
+            except CallEndedError as error:
+                why, status = str(error), error.status
+            context.set_code(status)
+            context.set_details(why)
+            await _forget(request)
+            return b""  # the caller gets the status instead
 
         return guarded
 
@@ -75,6 +93,13 @@ class Gate:
         self._expelled.add(name)
         for task in list(self._inside.get(name, ())):
             task.cancel()
+
+
+async def _forget(request: Any) -> None:  # Any: a message, or gRPC's receiver of them
+    """Messages that were not read to their end are a cycle with their receiver."""
+    if isinstance(request, AsyncIterable):
+        with suppress(RuntimeError):  # one is waited for at this moment
+            await request.__aiter__().aclose()  # type: ignore[attr-defined]
 
 
 def _go_on() -> None:

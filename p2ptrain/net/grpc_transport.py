@@ -44,7 +44,7 @@ from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.carrying import WINDOW, Carrying
-from p2ptrain.net.gate import Gate, caller
+from p2ptrain.net.gate import CallEndedError, Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import GONE, hung_up, is_cancelled, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
@@ -282,8 +282,7 @@ class GrpcTransport:
         try:
             return wire.encode_join_reply(await self._handler.handle_join(hello))
         except TransportError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            raise AssertionError("abort raises") from error
+            raise CallEndedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
     async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -293,8 +292,7 @@ class GrpcTransport:
     async def _serve_paths(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         await self._pay(context)
         if self._sockets is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
-            raise AssertionError("abort raises")
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
         return wire.encode_paths(self._sockets.paths_for(caller()))
 
     async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
@@ -332,19 +330,17 @@ class GrpcTransport:
         except CodecError as error:
             await self._reject(context, error)
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         except TransportError:
             return  # the caller hung up, which the handler has seen
         if aborted:
-            await context.abort(grpc.StatusCode.ABORTED, aborted)
+            raise CallEndedError(grpc.StatusCode.ABORTED, aborted)
 
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         await self._pay(context)
         if self.service is None:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, "this peer is still starting; ask again soon"
-            )
-            raise AssertionError("abort raises")
+            why = "this peer is still starting; ask again soon"
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)
         return wire.encode_report(self.service.report())
 
     async def _serve_set(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
@@ -354,13 +350,11 @@ class GrpcTransport:
         except CodecError as error:
             await self._reject(context, error)
         if self.service is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
-            raise AssertionError("abort raises")
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
         try:
             return wire.encode_set_reply(self.service.set(self._is_member(context), asked))
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            raise AssertionError("abort raises") from error
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
 
     def _is_member(self, context: Any) -> bool:  # Any: grpc is untyped
         """Whether the caller may do what members may, or what a process of this machine can."""
@@ -369,13 +363,11 @@ class GrpcTransport:
     async def _serve_export(self, _: bytes, context: Any) -> None:  # Any: grpc is untyped
         await self._pay(context)
         if self.service is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer exports nothing")
-            raise AssertionError("abort raises")
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "this peer exports nothing")
         try:
             file = memoryview(await self.service.export(self._is_member(context)))
         except (RefusedError, TransportError) as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            raise AssertionError("abort raises") from error
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         for start in range(0, len(file), EXPORTED_BYTES):
             stop = start + EXPORTED_BYTES
             piece = wire.Chunk(file[start:stop], last=stop >= len(file))
@@ -390,19 +382,17 @@ class GrpcTransport:
             await self._reject(context, error)
         caller_ip = self._ip_of(context)
         if self.service is None or not caller_ip:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer does not call back")
-            raise AssertionError("abort raises")
+            why = "this peer does not call back"
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)
         try:
             return wire.encode_dialed_back(await self.service.dial_back(caller_ip, asked))
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            raise AssertionError("abort raises") from error
+            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1
         await self._pay(context, GARBAGE_COSTS)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise AssertionError("abort raises")
+        raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _pay(self, context: Any, calls: float = 1) -> None:  # Any: grpc is untyped
         """The caller's budget of calls pays; waits until it can."""

@@ -14,7 +14,7 @@ from p2ptrain.errors import CodecError, RefusedError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire_keys as wire
 from p2ptrain.net.certificates import FOR_EVER_S, Authority, Role, fingerprint
-from p2ptrain.net.gate import Gate, Serve, caller
+from p2ptrain.net.gate import CallEndedError, Gate, Serve, caller
 from p2ptrain.net.tls import BAD_TOKEN, SwarmTls
 from p2ptrain.net.wire_keys import EnrolReply, EnrolRequest, Revoked, TokenUsed
 
@@ -140,7 +140,6 @@ def _with_sentences(serve: Serve) -> Serve:
         try:
             return bytes(await serve(request, context))
         except CodecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise AssertionError("abort raises") from error
+            raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
     return serves

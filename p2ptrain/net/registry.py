@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -29,7 +29,7 @@ from p2ptrain.core.budgets import Budgets, Rate
 from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire_carried as wire
-from p2ptrain.net.gate import Serve, caller
+from p2ptrain.net.gate import CallEndedError, Serve, caller
 from p2ptrain.net.grpc_errors import GONE
 from p2ptrain.net.pipes import Pay, ServedPipe, splice
 from p2ptrain.net.wire_carried import NUMBER_BYTES, Carrying, ReachReply, Registering, Wanted
@@ -141,8 +141,7 @@ class Registry:
                 return None  # it hung up without a word
             except CodecError as error:
                 await self._charge(context, GARBAGE_COSTS)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-                raise AssertionError("abort raises") from error
+                raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
         return checked
 
@@ -207,7 +206,7 @@ class Registry:
             return
         opened = self._wanted(opening)
         if opened is None:
-            await _refuse(context, "no such connection is wanted")
+            raise _refused("no such connection is wanted")
         opened.set_result(pipe)
         await pipe.over.wait()
 
@@ -225,22 +224,22 @@ class Registry:
         await self._charge(context, 1)
         address = wire.decode_reach(request)
         if not self.relays or address not in self._registered:
-            await _refuse(context, f"{address} is not reached from here")
+            raise _refused(f"{address} is not reached from here")
         said, carries = self._registered[address].said, self._relayed.total()
         return wire.encode_reach_reply(ReachReply(said.certificate, said.round_trip_us, carries))
 
     async def _relay(self, address: Address, chunks: bool, pipe: ServedPipe, context: Any) -> None:
         source = caller().name or str(context.peer())
         if not self.relays or address not in self._registered:
-            await _refuse(context, f"{address} is not reached from here")
+            raise _refused(f"{address} is not reached from here")
         if self._relayed[source] >= MOST_OF_ONE or self._relayed.total() >= MOST_RELAYED:
-            await _refuse(context, "too many connections are relayed here; try another relay")
+            raise _refused("too many connections are relayed here; try another relay")
         self._relayed[source] += 1
         try:
             there = await self.call(address, chunks=chunks)
             await splice(pipe, there, self._pay)
         except TransportError as error:
-            await _refuse(context, str(error))
+            raise _refused(str(error)) from error
         finally:
             self._relayed[source] -= 1
             self._relayed += Counter()  # forgets who has none left
@@ -256,6 +255,5 @@ class Registry:
         return pay
 
 
-async def _refuse(context: Any, why: str) -> NoReturn:  # Any: grpc is untyped
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-    raise AssertionError("abort raises")
+def _refused(why: str) -> CallEndedError:
+    return CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)

@@ -1,11 +1,13 @@
 """The real transport against real sockets: strangers, garbage, addresses that are no peer's."""
 
 import asyncio
+import gc
 import logging
 import socket
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -213,6 +215,34 @@ async def test_malformed_messages_are_refused_counted_and_forgotten(silent, meth
         assert transport.refused_bytes == len(MALFORMED)
         transport.send(address, message())
         await until(lambda: handler.messages == [message()])
+
+
+async def test_a_refused_call_is_forgotten_without_a_collection_of_cycles(silent):
+    calls = 16
+    async with started() as (transport, _, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+
+            async def refused(number: int) -> None:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await _call(channel, "Talk", MALFORMED[number % len(MALFORMED)])
+
+            await refused(0)  # the server now has ready what takes the next calls
+            gc.collect()
+            gc.disable()
+            try:
+                before = _of_servers(gc.get_objects())
+                for number in range(calls):
+                    await refused(number)
+                left = _of_servers(gc.get_objects()) - before
+            finally:
+                gc.enable()
+        assert transport.refused_bytes == 1 + calls
+        assert left < calls / 4
+
+
+def _of_servers(objects: list[Any]) -> int:  # Any: whatever there is
+    """Calls that gRPC's server still has."""
+    return sum(type(one).__name__ == "RPCState" for one in objects)
 
 
 async def _call(channel, method: str, data: bytes) -> None:
