@@ -10,7 +10,8 @@ gossip) has no row there.
 its scenario, plus `WITHIN`. Where steps are only priced there is no loss. Rows of a scenario make
 equally many samples, so one that makes more of them per second is over sooner, perhaps before the
 target that a slow one has set. Such rows run once more, `LONGER` times as long as the soonest
-needed to its target; what is kept of that run is when it was there.
+needed to its target; where the learning rate decays, each on as many samples as it makes until the
+soonest was there, with its rate decayed by then. What is kept of that run is when it was there.
 
 Rows are kept in the results' folder, a file per scenario. So a part of the table can be measured
 again: of some scenarios (their names), or some algorithms in each of them (``--algorithms auto``).
@@ -87,6 +88,9 @@ PRICED = (
 )
 """Of these, those that train nothing here."""
 
+OF_ROW = ", "
+"""Between a scenario and one of its rows."""
+
 QUICK = "one_slow"
 FEW = ("allreduce", "ad_psgd")
 HEADING = "## Measured"
@@ -113,7 +117,8 @@ with what the scenario itself compares; it writes these tables. Runs are short a
 show the order, not the last percent ([measured with care](choosing.md), [slow links](links.md),
 [the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
 final loss of the table plus {WITHIN:.0%}; a dash: not within the run, or, where a row made its
-samples before the soonest was at the target, not in {LONGER} times that one's time. Speeds, losses
+samples before the soonest was at the target, not in {LONGER} times that one's time (where the
+learning rate decays: not in that one's time, with a rate that has decayed by then). Speeds, losses
 and bytes are those at equal samples. Where steps were only priced there is no loss.
 
 """
@@ -145,13 +150,13 @@ class Row:
         return next((wall_s for wall_s, reached in self.curve if reached <= loss), None)
 
 
-def prepared(name: str, algorithms: Sequence[str] = (), seconds: float | None = None) -> Scenario:
+def prepared(name: str, algorithms: Sequence[str] = (), stop: StopConfig | None = None) -> Scenario:
     """A scenario in the form in which it is compared, with all algorithms that it can run.
 
     Args:
         name: of `COMPARED`.
         algorithms: only these; all by default.
-        seconds: it runs for so long, instead of so many samples.
+        stop: when it ends instead.
 
     Raises:
         ConfigError: if it is not among those compared.
@@ -175,7 +180,7 @@ def prepared(name: str, algorithms: Sequence[str] = (), seconds: float | None = 
             0.2, min(whole.snapshot_every_s * min(1.0, share), shortest_s / POINTS)
         ),
         target=Target(),
-        stop=StopConfig(samples=None if seconds else samples, seconds=seconds),
+        stop=stop or StopConfig(samples=samples),
     )
     rows = dict.fromkeys((*whole.algorithms, *known_algorithms()))
     asked = [row for row in rows if row in algorithms or not algorithms]
@@ -366,8 +371,9 @@ def main(
         raise ConfigError(f"--algorithms {algorithms}: no scenario that is compared has such a row")
     for name, rows in _measured(bench, chosen, out, quick=quick).items():
         keep_rows(out, name, rows, whole=not asked)
-    longer = {} if quick else _longer(chosen, out)
-    for name, rows in _measured(bench, longer, out / "longer", quick=quick).items():
+    longer = {} if quick else longer_runs(chosen, out)
+    for key, rows in _measured(bench, longer, out / "longer", quick=quick).items():
+        name = key.partition(OF_ROW)[0]
         keep_rows(out, name, with_longer(list(kept_rows(out, name).values()), rows), whole=True)
     kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
     text = page({name: rows for name, rows in kept.items() if rows})
@@ -389,13 +395,18 @@ def _measured(
     return {name: rows_of(found[short], out / short) for name, short in names.items()}
 
 
-def _longer(names: Iterable[str], out: Path) -> dict[str, Scenario]:
-    """What is to run once more. A rate that falls with samples would fall otherwise: not there."""
+def longer_runs(names: Iterable[str], out: Path) -> dict[str, Scenario]:
+    """What is to run once more, by the scenario's name and perhaps its row."""
     scenarios = {}
     for name in names:
-        rows, seconds = over_too_soon(list(kept_rows(out, name).values()))
+        kept = kept_rows(out, name)
+        rows, seconds = over_too_soon(list(kept.values()))
         if rows and load_scenario(name).training.schedule == "constant":
-            scenarios[name] = prepared(name, rows, seconds)
+            scenarios[name] = prepared(name, rows, StopConfig(seconds=seconds))
+            continue
+        for row in rows:
+            samples = round(kept[row].samples_per_s * seconds / LONGER)
+            scenarios[name + OF_ROW + row] = prepared(name, [row], StopConfig(samples=samples))
     return scenarios
 
 

@@ -9,6 +9,7 @@ from p2plab.across import (
     beside,
     keep_rows,
     kept_rows,
+    longer_runs,
     over_too_soon,
     page,
     with_longer,
@@ -66,3 +67,15 @@ def test_a_row_that_is_over_before_the_soonest_is_there_runs_once_more():
 def test_where_nothing_was_trained_no_row_runs_once_more():
     priced = [Row("dear", 64, None, 1e6, ()), Row("auto", 80, None, 1e6, ())]
     assert over_too_soon(priced)[0] == []
+
+
+def test_where_the_rate_decays_a_row_gets_the_samples_that_it_makes_in_the_same_time(
+    tmp_path: Path,
+):
+    name = "paper/quality_digits"
+    slow = row("sgp", (40.0, 0.4), samples_per_s=320)
+    soon = row("auto", (15.0, 0.6), samples_per_s=1000)
+    keep_rows(tmp_path, name, [slow, soon], whole=True)
+    ((key, longer),) = longer_runs([name], tmp_path).items()
+    assert (key, longer.algorithms) == (f"{name}, auto", ("auto",))
+    assert longer.stop.samples == 40_000
