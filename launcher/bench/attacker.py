@@ -204,14 +204,17 @@ class Attack:
     async def _talk_to(
         self, victim: Address, count: int, draw: Callable[[], bytes], beside: Callable[[], None]
     ) -> None:
-        left, in_vain = count, 0
+        left, in_vain, alone = count, 0, 0
         while left > 0 and in_vain < MOST_IN_VAIN:
             async with self._channel(victim) as channel:
                 for _ in range(CALLS):
                     if left > 0:
                         handed = await self._one_call(channel, min(left, PER_CALL), draw)
                         left, in_vain = left - handed, 0 if handed else in_vain + 1
+                        alone += handed
+                    if alone >= PER_CALL:
                         beside()
+                        alone = 0
 
     async def _one_call(
         self, channel: grpc.aio.Channel, sends: int, draw: Callable[[], bytes]
