@@ -125,6 +125,32 @@ def test_a_member_that_moves_is_called_at_its_new_address_by_all_even_by_those_w
     assert all("it is at at:elsewhere now, and was at at:p01" in why for why in told)
 
 
+def test_others_cannot_move_a_member_that_answers():
+    circle = Circle(3)
+    circle.advance(5)
+    one, real = circle.peers["p00"], circle.peers["p00"].member(PeerId("p01"))
+    forged = replace(real, address=Address("at:p02"), incarnation=real.incarnation + 9)
+    one.learn([forged], circle.time, "heard from p02", PeerId("p02"))
+    assert one.member(PeerId("p01")).address == Address("at:p01")
+    one.learn([replace(forged, state=DEAD)], circle.time, "heard from p02", PeerId("p02"))
+    circle.advance(5)  # it hears of it, and refutes it
+    for name in ("p00", "p02"):
+        record = circle.peers[name].member(PeerId("p01"))
+        assert (record.address, record.state) == (Address("at:p01"), ALIVE)
+
+
+def test_a_member_whose_record_was_forged_is_called_where_its_own_word_comes_from():
+    circle = Circle(3)
+    circle.advance(5)
+    one, real = circle.peers["p00"], circle.peers["p01"].me
+    forged = replace(real, address=Address("at:p02"), incarnation=real.incarnation + 9)
+    one.learn([forged], circle.time, "heard from p01", PeerId("p01"))
+    assert one.member(PeerId("p01")).address == Address("at:p02")
+    one.learn([real], circle.time, "heard from p01", PeerId("p01"))
+    record = one.member(PeerId("p01"))
+    assert (record.address, record.incarnation) == (real.address, forged.incarnation)
+
+
 def test_a_quiet_circle_suspects_nobody_for_a_minute():
     circle = Circle(5)
     circle.advance(60)

@@ -912,3 +912,24 @@ async def test_a_step_that_nobody_averaged_is_not_made():
     assert a.replica.updates == 0
     assert a.boundary.totals.steps == 0
     await world.close()
+
+
+async def test_a_forged_record_does_not_part_a_peer_from_the_others():
+    world = World(seed=3)
+    a, b, c = [await world.add(name, replica(0.0), "ad_psgd") for name in "abc"]
+
+    async def forge() -> None:
+        """C's record with the address of A, as a liar says it to A and B again and again."""
+        for _ in range(4):
+            await asyncio.sleep(3)
+            own = c.driver.me
+            forged = replace(own, address=a.driver.me.address, incarnation=own.incarnation + 9)
+            for peer, sender in ((a, "b"), (b, "a"), (b, "c")):
+                now = peer.driver.now
+                peer.driver.machine.membership.learn((forged,), now, "a lie", PeerId(sender))
+
+    await asyncio.gather(forge(), *(peer.train(40, 1.0) for peer in (a, b, c)))
+    for peer in (a, b, c):
+        last = [r for r in peer.metrics.of("group") if r["outcome"] == "done"][-12:]
+        assert {name for record in last for name in record["members"]} == {"a", "b", "c"}
+    await world.close()
