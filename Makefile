@@ -98,7 +98,7 @@ bench-survival: $(READY)  ## kill a whole swarm and start it again; train beside
 bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
 	$(BIN)/python -m p2plab.bench.faults --out $(RUNS)/bench-faults $(SMALL)
 
-attack: $(READY)  ## strangers, a lying member, and a hundred that come and go, against three peers; an hour and a half, runs/attack
+attack: $(READY)  ## strangers, a lying member, and a hundred that come and go, against three peers; 40 minutes, runs/attack
 	$(BIN)/python -m p2plab.bench.attack --out $(RUNS)/attack --check $(SMALL)
 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
