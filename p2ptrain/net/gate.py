@@ -5,8 +5,8 @@ a context variable, so that what a handler starts knows it as well.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -67,7 +67,6 @@ class Gate:
                 why, status = str(error), error.status
             context.set_code(status)
             context.set_details(why)
-            await _forget(request)
             return b""  # the caller gets the status instead
 
         return guarded
@@ -93,13 +92,6 @@ class Gate:
         self._expelled.add(name)
         for task in list(self._inside.get(name, ())):
             task.cancel()
-
-
-async def _forget(request: Any) -> None:  # Any: a message, or gRPC's receiver of them
-    """Messages that were not read to their end are a cycle with their receiver."""
-    if isinstance(request, AsyncIterable):
-        with suppress(RuntimeError):  # one is waited for at this moment
-            await request.__aiter__().aclose()  # type: ignore[attr-defined]
 
 
 def _go_on() -> None:
