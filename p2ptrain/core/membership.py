@@ -303,17 +303,13 @@ class Membership(Roster):
             return heard  # the known incarnation was forged: it is too far from the real one
         if not is_own_word and heard.state is not MemberState.ALIVE:
             heard = self._doubted(known, heard, now, sender)
-        return _at(self._address(known, heard, is_own_word=is_own_word), newer(known, heard))
-
-    def _address(self, known: Member, heard: Member, *, is_own_word: bool) -> Address:
-        """Where a peer is called: where it says, or has said last.
-
-        Others are believed of a peer that does not answer where it was. What its own older word
-        says counts, too: of a forged record under a higher incarnation it hears there, and
-        refutes it.
-        """
+        found = newer(known, heard)
+        # It is called where it says itself, or has said last; others are believed of a peer that is
+        # gone. Its older word counts, too: under a forged record's higher incarnation it hears of
+        # that record there, and refutes it.
         is_gone = known.state >= MemberState.DEAD and heard.incarnation > known.incarnation
-        return heard.address if is_own_word or is_gone else known.address
+        address = heard.address if is_own_word or is_gone else known.address
+        return found if found.address == address else replace(found, address=address)
 
     def _doubted(self, known: Member, heard: Member, now: Seconds, sender: PeerId | None) -> Member:
         """What others say of a member that is not well for them, as far as we believe it."""
@@ -515,7 +511,3 @@ class Membership(Roster):
         """All reachable members, or a random `FAREWELLS` of them."""
         here = self.reachable()
         return here if len(here) <= FAREWELLS else self._rng.sample(here, FAREWELLS)
-
-
-def _at(address: Address, member: Member) -> Member:
-    return member if member.address == address else replace(member, address=address)

@@ -21,11 +21,13 @@ Serve = Callable[[Any, Any], Awaitable[Any]]  # Any: grpc is untyped
 class CallEndedError(Exception):
     """Raised by a handler: its call ends with this status, and a sentence.
 
-    What `context.abort` of gRPC raises stays with the call, and the call with it, until the next
-    collection of reference cycles: a host that sends garbage could fill memory with such calls.
+    What `context.abort` of gRPC raises stays with the call until the next collection of reference
+    cycles, and with it all frames that it passed: a host that sends garbage could fill memory.
     """
 
-    def __init__(self, status: grpc.StatusCode, why: str) -> None:
+    def __init__(
+        self, why: str, status: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION
+    ) -> None:
         super().__init__(why)
         self.status = status
 

@@ -282,7 +282,7 @@ class GrpcTransport:
         try:
             return wire.encode_join_reply(await self._handler.handle_join(hello))
         except TransportError as error:
-            raise CallEndedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+            raise CallEndedError(str(error), grpc.StatusCode.RESOURCE_EXHAUSTED) from error
 
     async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -292,7 +292,7 @@ class GrpcTransport:
     async def _serve_paths(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         await self._pay(context)
         if self._sockets is None:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
+            raise CallEndedError("chunks travel by gRPC here")
         return wire.encode_paths(self._sockets.paths_for(caller()))
 
     async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
@@ -330,17 +330,16 @@ class GrpcTransport:
         except CodecError as error:
             await self._reject(context, error)
         except RefusedError as error:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise CallEndedError(str(error)) from error
         except TransportError:
             return  # the caller hung up, which the handler has seen
         if aborted:
-            raise CallEndedError(grpc.StatusCode.ABORTED, aborted)
+            raise CallEndedError(aborted, grpc.StatusCode.ABORTED)
 
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         await self._pay(context)
         if self.service is None:
-            why = "this peer is still starting; ask again soon"
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)
+            raise CallEndedError("this peer is still starting; ask again soon")
         return wire.encode_report(self.service.report())
 
     async def _serve_set(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
@@ -350,11 +349,11 @@ class GrpcTransport:
         except CodecError as error:
             await self._reject(context, error)
         if self.service is None:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
+            raise CallEndedError("this peer takes no settings")
         try:
             return wire.encode_set_reply(self.service.set(self._is_member(context), asked))
         except RefusedError as error:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise CallEndedError(str(error)) from error
 
     def _is_member(self, context: Any) -> bool:  # Any: grpc is untyped
         """Whether the caller may do what members may, or what a process of this machine can."""
@@ -363,11 +362,11 @@ class GrpcTransport:
     async def _serve_export(self, _: bytes, context: Any) -> None:  # Any: grpc is untyped
         await self._pay(context)
         if self.service is None:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, "this peer exports nothing")
+            raise CallEndedError("this peer exports nothing")
         try:
             file = memoryview(await self.service.export(self._is_member(context)))
         except (RefusedError, TransportError) as error:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise CallEndedError(str(error)) from error
         for start in range(0, len(file), EXPORTED_BYTES):
             stop = start + EXPORTED_BYTES
             piece = wire.Chunk(file[start:stop], last=stop >= len(file))
@@ -382,17 +381,16 @@ class GrpcTransport:
             await self._reject(context, error)
         caller_ip = self._ip_of(context)
         if self.service is None or not caller_ip:
-            why = "this peer does not call back"
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)
+            raise CallEndedError("this peer does not call back")
         try:
             return wire.encode_dialed_back(await self.service.dial_back(caller_ip, asked))
         except RefusedError as error:
-            raise CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise CallEndedError(str(error)) from error
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1
         await self._pay(context, GARBAGE_COSTS)
-        raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise CallEndedError(str(error), grpc.StatusCode.INVALID_ARGUMENT)
 
     async def _pay(self, context: Any, calls: float = 1) -> None:  # Any: grpc is untyped
         """The caller's budget of calls pays; waits until it can."""

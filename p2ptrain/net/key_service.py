@@ -140,6 +140,6 @@ def _with_sentences(serve: Serve) -> Serve:
         try:
             return bytes(await serve(request, context))
         except CodecError as error:
-            raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+            raise CallEndedError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from error
 
     return serves

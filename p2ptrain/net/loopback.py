@@ -108,7 +108,7 @@ def owner_by_diag(caller: End, called: End) -> tuple[int, ...]:
     request += forms[0] + bytes(4) + ANY_COOKIE
     size = _HEAD.size + len(request)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
-        kernel.settimeout(1.0)
+        kernel.setblocking(False)  # it has answered when `send` returns
         kernel.send(_HEAD.pack(size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 1, 0) + request)
         answer = kernel.recv(4096)
     _, kind, *_ = _HEAD.unpack_from(answer)

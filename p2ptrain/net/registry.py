@@ -141,7 +141,7 @@ class Registry:
                 return None  # it hung up without a word
             except CodecError as error:
                 await self._charge(context, GARBAGE_COSTS)
-                raise CallEndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+                raise CallEndedError(str(error), grpc.StatusCode.INVALID_ARGUMENT) from error
 
         return checked
 
@@ -206,7 +206,7 @@ class Registry:
             return
         opened = self._wanted(opening)
         if opened is None:
-            raise _refused("no such connection is wanted")
+            raise CallEndedError("no such connection is wanted")
         opened.set_result(pipe)
         await pipe.over.wait()
 
@@ -224,22 +224,22 @@ class Registry:
         await self._charge(context, 1)
         address = wire.decode_reach(request)
         if not self.relays or address not in self._registered:
-            raise _refused(f"{address} is not reached from here")
+            raise CallEndedError(f"{address} is not reached from here")
         said, carries = self._registered[address].said, self._relayed.total()
         return wire.encode_reach_reply(ReachReply(said.certificate, said.round_trip_us, carries))
 
     async def _relay(self, address: Address, chunks: bool, pipe: ServedPipe, context: Any) -> None:
         source = caller().name or str(context.peer())
         if not self.relays or address not in self._registered:
-            raise _refused(f"{address} is not reached from here")
+            raise CallEndedError(f"{address} is not reached from here")
         if self._relayed[source] >= MOST_OF_ONE or self._relayed.total() >= MOST_RELAYED:
-            raise _refused("too many connections are relayed here; try another relay")
+            raise CallEndedError("too many connections are relayed here; try another relay")
         self._relayed[source] += 1
         try:
             there = await self.call(address, chunks=chunks)
             await splice(pipe, there, self._pay)
         except TransportError as error:
-            raise _refused(str(error)) from error
+            raise CallEndedError(str(error)) from error
         finally:
             self._relayed[source] -= 1
             self._relayed += Counter()  # forgets who has none left
@@ -253,7 +253,3 @@ class Registry:
                 await asyncio.sleep(wait_s)
 
         return pay
-
-
-def _refused(why: str) -> CallEndedError:
-    return CallEndedError(grpc.StatusCode.FAILED_PRECONDITION, why)

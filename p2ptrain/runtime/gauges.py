@@ -1,6 +1,7 @@
 """Measure what `auto` asks for, from this peer's own records."""
 
 from collections import deque
+from functools import cached_property
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ class Gauges:
         self._distances: deque[float] = deque(maxlen=AVERAGES)
         self._made = 0
         self._norm, self._norm_due = 0.0, 0
-        self._low_rank = Layout(driver.replica.gradient_shapes, RANK).share
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Remember what counts of one record."""
@@ -74,6 +74,10 @@ class Gauges:
             loss=fmean(losses) if losses else None,
             low_rank=self._low_rank,
         )
+
+    @cached_property
+    def _low_rank(self) -> float:
+        return Layout(self._driver.replica.gradient_shapes, RANK).share
 
     async def _apart(self) -> float:
         if not self._distances:

@@ -24,6 +24,7 @@ from p2ptrain.averaging.auto.costs import (
 )
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 from p2ptrain.errors import ConfigError
+from p2ptrain.runtime.gauges import RANK
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer
 from tests.helpers.worlds import build, consensus_distance, steps_of
@@ -97,6 +98,7 @@ def test_factors_cost_what_this_model_has_of_them():
     whole, factors = candidate("allreduce"), candidate("powersgd")
     assert factors.average_s(half, 0.33) == pytest.approx(whole.average_s(half, 0.33) / 2)
     assert factors.average_s(SLOW_LINKS, 0.33) == whole.average_s(SLOW_LINKS, 0.33)
+    assert load_algorithm(factors.now).config.rank == RANK, "whose numbers are counted"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """The real transport against real sockets: strangers, garbage, addresses that are no peer's."""
 
 import asyncio
+import gc
 import logging
 import socket
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import TracebackType
 
 import grpc
 import grpc.aio
@@ -18,12 +20,10 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net import grpc_link, grpc_transport, wire
-from p2ptrain.net.gate import CallEndedError, Gate
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import translate
 from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.net.tls import Plain
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, StateOpening
 
 pytestmark = pytest.mark.sockets
@@ -217,33 +217,31 @@ async def test_malformed_messages_are_refused_counted_and_forgotten(silent, meth
         await until(lambda: handler.messages == [message()])
 
 
-class FakeContext:
-    """Of a call: what a handler has set. It has no `abort`, whose error keeps the call."""
+async def test_a_refused_call_keeps_nothing_that_it_passed(silent):
+    calls = 16
+    async with started() as (transport, _, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            gc.collect()
+            gc.disable()
+            try:
+                before = _tracebacks()
+                for number in range(calls):
+                    call = channel.stream_unary(f"/{SERVICE}/Talk")()
+                    with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                        for _ in range(8):
+                            await call.write(MALFORMED[number % len(MALFORMED)])
+                        await call
+                    call.cancel()
+                del call
+                await until(lambda: transport.refused_bytes == calls)
+                kept = _tracebacks() - before
+            finally:
+                gc.enable()
+        assert kept < 2 * calls
 
-    def __init__(self) -> None:
-        self.said: dict[str, object] = {}
 
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.said["code"] = code
-
-    def set_details(self, details: str) -> None:
-        self.said["details"] = details
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (CallEndedError(grpc.StatusCode.ABORTED, "no"), grpc.StatusCode.ABORTED),
-        (RefusedError("no"), grpc.StatusCode.PERMISSION_DENIED),
-    ],
-)
-async def test_a_call_that_is_refused_ends_with_a_status_and_without_grpcs_abort(error, code):
-    async def serve(request: object, context: object) -> None:
-        raise error
-
-    context = FakeContext()
-    await Gate(Plain()).guard("Talk", serve)(None, context)
-    assert context.said == {"code": code, "details": "no"}
+def _tracebacks() -> int:
+    return sum(isinstance(one, TracebackType) for one in gc.get_objects())
 
 
 async def _call(channel, method: str, data: bytes) -> None:
