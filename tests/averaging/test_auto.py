@@ -1,5 +1,6 @@
 """`auto`: what it thinks that algorithms cost, what it decides, and that a swarm follows it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from p2ptrain.averaging import (
 from p2ptrain.averaging.auto import Auto
 from p2ptrain.averaging.auto.costs import (
     CANDIDATES,
+    FIRST,
     Candidate,
     Fleet,
     Load,
@@ -56,14 +58,14 @@ def best(fleet: Fleet) -> str:
 
 def test_one_slow_peer_slows_all_that_wait_for_it_and_no_others():
     assert speed("allreduce", ONE_SLOW) == pytest.approx(4 * 8 / 0.4, rel=0.01)
-    assert speed("ad_psgd", ONE_SLOW) == pytest.approx(3 * 8 / 0.1 + 8 / 0.4)
+    assert speed(FIRST, ONE_SLOW) == pytest.approx(3 * 8 / 0.1 + 8 / 0.4)
     assert speed("allreduce", ONE_SLOW) < speed("eager", ONE_SLOW) < speed("wagma", ONE_SLOW)
 
 
 def test_random_steps_cost_the_slowest_of_all_peers():
     wavering = [replace(peer, spread_s=0.05) for peer in EQUAL.peers]
     assert speed("allreduce", replace(EQUAL, peers=wavering)) < 0.6 * speed("allreduce", EQUAL)
-    assert speed("ad_psgd", replace(EQUAL, peers=wavering)) == speed("ad_psgd", EQUAL)
+    assert speed(FIRST, replace(EQUAL, peers=wavering)) == speed(FIRST, EQUAL)
 
 
 def test_an_average_as_long_as_a_step_hides_behind_it():
@@ -104,16 +106,28 @@ def test_factors_cost_what_this_model_has_of_them():
 @pytest.mark.parametrize(
     ("fleet", "wanted"),
     [
-        (EQUAL, "ad_psgd"),
-        (ONE_SLOW, "ad_psgd"),
+        (EQUAL, FIRST),
+        (ONE_SLOW, FIRST),
         (replace(EQUAL, unlike=True), "dear"),
-        (SLOW_LINKS, "ad_psgd fragment_s=1"),
-        (HOMES, "diloco period=16 fragments=4 outer_momentum=0.5"),
+        (SLOW_LINKS, FIRST),
+        (HOMES, FIRST),
         (replace(EQUAL, apart=0.3), "dear"),
     ],
 )
 def test_each_fleet_has_its_best(fleet: Fleet, wanted: str):
     assert best(fleet) == wanted
+
+
+def test_half_of_an_even_number_is_done_when_its_slower_peer_is():
+    two_slow = replace(EQUAL, peers=[*EQUAL.peers[:2], *[Load(step_s=2.0, samples=8)] * 2])
+    assert speed("eager", two_slow) == pytest.approx(2 * 8 / 0.1 + 2 * 8 / 2.0, rel=0.02)
+
+
+def test_an_average_of_a_fragment_is_over_sooner_than_one_of_the_model():
+    in_fragments = candidate(FIRST)
+    whole = replace(in_fragments, now="ad_psgd", fragment_s=math.inf)
+    assert price(in_fragments, EQUAL).worth == price(whole, EQUAL).worth
+    assert price(in_fragments, HOMES).teaches > 4 * price(whole, HOMES).teaches
 
 
 def test_what_is_in_no_table_is_priced_by_what_it_declares():
@@ -128,7 +142,7 @@ def test_what_is_in_no_table_is_priced_by_what_it_declares():
 
 
 def test_a_small_gain_changes_nothing():
-    now = candidate("ad_psgd")
+    now = candidate(FIRST)
     assert decide(now, EQUAL) is None
     assert decide(candidate("wagma"), EQUAL, margin=0.3) is None
     assert decide(now, EQUAL, among=()) is None
@@ -138,14 +152,14 @@ def test_a_small_gain_changes_nothing():
 
 
 def test_a_slow_link_is_a_reason_and_the_sentence_says_so():
-    found = decide(candidate("ad_psgd"), SLOW_LINKS)
+    found = decide(candidate(FIRST), SLOW_LINKS)
     assert found is not None
     assert found.candidate.now == "ad_psgd fragment_s=1"
     assert "a model 0.33 s on a link" in found.why
 
 
 def test_a_loss_that_rises_brings_models_together():
-    now = candidate("ad_psgd")
+    now = candidate(FIRST)
     assert decide(now, EQUAL, rises=True) is None  # they are together already
     apart = replace(EQUAL, apart=0.03)
     assert decide(now, apart) is None
@@ -249,7 +263,7 @@ async def test_a_swarm_on_slow_links_changes_together_once_and_says_why():
     await world.train(40, steps_of(0.1))
     for peer in world.peers.values():
         (changed,) = peer.metrics.of("settings")
-        assert peer.driver.live.choice.options["now"] != "ad_psgd"
+        assert peer.driver.live.choice.codec == "int8"
         assert changed["by"] == "p0"
         assert "samples/s" in changed["why"]
         assert peer.boundary.totals.steps == 40
@@ -262,6 +276,16 @@ async def test_equal_peers_on_fast_links_stay_with_what_they_began_with():
     await world.train(70, steps_of(0.1))
     assert not any(peer.metrics.of("settings") for peer in world.peers.values())
     assert consensus_distance(world) < 1e-3
+    await world.close()
+
+
+async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
+    world = await build(4, "auto", equal=True, link=Link(latency_s=0.001), data="unlike")
+    await world.train(12, steps_of(0.1, p2=2.0))
+    records = world.peers[P[0]].metrics
+    (changed,) = records.of("settings")
+    assert sum(step["t"] < changed["t"] for step in records.of("step")) == 2
+    assert changed["settings"].endswith("now=eager")
     await world.close()
 
 

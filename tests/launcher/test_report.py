@@ -263,6 +263,16 @@ def test_claims_show_published_beside_measured_and_say_which_do_not_hold(tmp_pat
     assert re.search(r"hundred times as fast .* ≥ 100 - [\d.]+ ✗ no", page.text)
 
 
+def test_a_tile_names_what_is_compared_before_its_figure_and_after_it(tmp_path):
+    _, _, comparison = generate(tmp_path, 2, seconds=4.0)
+    first = words.tiles(comparison)[0]
+    name, said, other = re.fullmatch(
+        r"(\S+) trains (\S+) the samples per second of (\S+)", first["text"]
+    ).groups()
+    assert said == first["figure"]
+    assert (name, other) == ("ad_psgd", "allreduce")
+
+
 def test_claims_that_were_left_out_are_named(tmp_path):
     chosen, finished, comparison = generate(tmp_path, 2, seconds=4.0)
     left_out = [LeftOut("faster still", "ripples did not run")]

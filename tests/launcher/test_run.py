@@ -8,6 +8,7 @@ from p2plab.conditions import FaultConfig
 from p2plab.consensus import Target
 from p2plab.faults import FaultInstance
 from p2plab.run import LATE_S, Deadline, Run
+from p2ptrain.runtime.settings import StopConfig
 from tests.launcher.fakes import (
     UNIX_S,
     FakeBackend,
@@ -147,6 +148,15 @@ def test_a_run_that_nobody_survives_is_an_error(folder):
     acts = [train(folder, "p00", ends=False), at_once(*gone)]
     with pytest.raises(LaunchError, match="all 2 peers were lost; p00 was killed by SIGKILL"):
         execute(folder, FakeFleet(("p00", "p01"), acts))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [(128, []), (16, ["trained 128 samples where 16 were asked for"])]
+)
+def test_a_run_that_trained_more_than_it_was_to_says_so(folder, asked, said):
+    done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+    fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
+    assert execute(folder, fleet, stop=StopConfig(samples=asked)).notes == said
 
 
 def test_ctrl_c_stops_the_fleet(folder):

@@ -1,7 +1,8 @@
 """Choose the algorithm while the swarm trains, and choose again when the fleet changes.
 
-The swarm works with one of the other algorithms, at first ``ad_psgd``: no trainer waits, and step
-times of all are known soon. Each peer reports what it measures to the first one by name:
+The swarm works with one of the other algorithms, at first ``ad_psgd fragment_s=1``: no trainer
+waits, step times of all are known soon, and no average takes long on links that nobody has measured
+yet. Each peer reports what it measures to the first one by name:
 
 * the mean and the spread of the computing of a step, and its samples,
 * how long as many bytes as a model has take in its averages,
@@ -14,8 +15,8 @@ newcomer gets them when it joins. Each change is one sentence in the records, th
 status`. From models to synchronous gradients, all go on from the model and the optimizer state of
 one peer.
 
-**How often.** First after `LEAST_STEPS` steps, then at most once in `every_s` seconds or
-`every_steps` steps, whichever is over first.
+**How often.** First after `LEAST_STEPS` steps, or after two that took as long, since others were
+waited for. Then at most once in `every_s` seconds or `every_steps` steps, whichever is over first.
 
 **What can be lost.** A report: the next one comes within seconds. The peer that decides: the next
 one by name takes its place, and hears new reports. Two may decide at one moment, where views of the
@@ -39,6 +40,7 @@ from p2ptrain.averaging import (
     Choice,
     ConfigError,
     Group,
+    Measured,
     OuterRule,
     PeerId,
     Round,
@@ -48,15 +50,17 @@ from p2ptrain.averaging import (
     load_algorithm,
     settings_of,
 )
-from p2ptrain.averaging.auto.costs import CANDIDATES, Candidate, candidate_of
+from p2ptrain.averaging.auto.costs import CANDIDATES, FIRST, Candidate, candidate_of
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 
 KIND = "auto"
 """Of a report."""
 
 LEAST_STEPS = 5
-"""Before the first decision. Fewer: one slow step decides; more: the swarm trains badly for
-longer."""
+"""Before the first decision, or `LEAST_WAITED` that lasted as long: then this peer has waited for
+others. Fewer: one slow step decides; more: the swarm trains badly for longer."""
+
+LEAST_WAITED = 2
 
 RARE_STEPS = 25
 """Before it is decided to average more rarely than after each step. Fewer: models that were equal
@@ -75,8 +79,8 @@ class Auto(Algorithm):
 
         now: str = ""
         """What the swarm works with, in the words of `p2ptrain set`: ``diloco period=16``. It
-        begins with this one; each change writes the new one here. Empty: ``ad_psgd``, or
-        ``allreduce`` where data are unlike."""
+        begins with this one; each change writes the new one here. Empty: ``ad_psgd fragment_s=1``,
+        or ``allreduce`` where data are unlike."""
 
         among: str = ""
         """Names of algorithms, with commas between them: only these are chosen. Empty: any that
@@ -128,7 +132,7 @@ class Auto(Algorithm):
 
     def __init__(self, config: Any = None) -> None:  # Any: as the base has it
         super().__init__(config)
-        begins = "allreduce" if self.config.data == "unlike" else "ad_psgd"
+        begins = "allreduce" if self.config.data == "unlike" else FIRST
         self._now = self.config.now or begins
         if self._now.split()[:1] == ["auto"]:
             raise ConfigError("auto now = 'auto' would choose itself; name another algorithm")
@@ -169,7 +173,7 @@ class Auto(Algorithm):
                 swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
             elif numbers[0]:
                 self._reports.last[swarm.me] = measured_of(swarm.me, numbers)
-                self._maybe_change(swarm, measured.low_rank)
+                self._maybe_change(swarm, measured)
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         if message.kind != KIND:
@@ -181,16 +185,13 @@ class Auto(Algorithm):
             return  # it or we have heard less of who trains; the next report goes elsewhere
         self._reports.last[source] = measured
 
-    def _maybe_change(self, swarm: Swarm, low_rank: float) -> None:
-        steps = self._steps - self._begun_at
-        first = not swarm.settings_changes and steps >= LEAST_STEPS
-        lasted = swarm.now - self._reports.since >= self.config.every_s
-        if not (first or lasted or steps >= self.config.every_steps):
+    def _maybe_change(self, swarm: Swarm, measured: Measured) -> None:
+        if not self._may_change(swarm, measured.step_s):
             return
         now = candidate_of(self._now, self.inner, swarm.codecs)
         unlike, apart = self.config.data == "unlike", self.config.apart
         fleet = self._reports.fleet(
-            swarm.trainees(), swarm.now, now, apart, unlike=unlike, low_rank=low_rank
+            swarm.trainees(), swarm.now, now, apart, unlike=unlike, low_rank=measured.low_rank
         )
         if fleet is None:
             return
@@ -204,6 +205,14 @@ class Auto(Algorithm):
                 return
             except ConfigError:
                 self._refused.append(decision.candidate)
+
+    def _may_change(self, swarm: Swarm, step_s: Seconds) -> bool:
+        """It is time for the first decision, or for another one."""
+        steps, lasted_s = self._steps - self._begun_at, swarm.now - self._reports.since
+        if lasted_s >= self.config.every_s or steps >= self.config.every_steps:
+            return True
+        waited = steps >= LEAST_WAITED and lasted_s >= LEAST_STEPS * step_s
+        return not swarm.settings_changes and (steps >= LEAST_STEPS or waited)
 
     @property
     def _choosable(self) -> Sequence[Candidate]:

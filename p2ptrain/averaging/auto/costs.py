@@ -9,7 +9,7 @@ P - 1 on the link of a single parameter server, through which all others send.
   t + s sqrt(2 ln P), after H steps H t + s sqrt(2 H ln P) (the bound for sub-Gaussian ones). Then
   comes the part of the average, m c max l, that computing does not hide: of a step a third is the
   forward pass, and two thirds are the backward pass.
-* All wait for half: the median step instead of the slowest.
+* All wait for half: the median step instead of the slowest, of an even number the lower one.
 * Peers wait for the transfers of their group, and for no slow peer: t_i + m c max l each.
 * No trainer waits: t_i each.
 
@@ -19,13 +19,14 @@ share a of a model's norm after one update and, since momenta persist, by a H af
 without an average (measured: 11 times as far after 16 updates). A mean of models that are `APART`
 from each other teaches half (from the same runs: at 0.03 nothing was lost, at 0.13 and more much).
 Where no trainer waits, averages that take m c l seconds are old by as many updates as are made
-meanwhile; `OLD` is lost of as many as there are from one average to the next.
+meanwhile; `OLD` is lost of as many as there are from one average to the next. A fragment's average
+is over in about `fragment_s`, so it is not as old; each number still waits for its turn.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median_low
 from typing import Literal
 
 from p2ptrain.averaging import Algorithm, Seconds
@@ -45,6 +46,10 @@ OLD = 0.3
 UNLIKE = 0.2
 """Of what is learned, the share that means of models keep where peers have unlike data (measured,
 one of 4 peers four times slower: of 3.3 times the samples per second nothing was left)."""
+
+FIRST = "ad_psgd fragment_s=1"
+"""What a swarm begins with whose links nobody has measured. Where a model moves within a second,
+its averages are of whole models."""
 
 Waits = Literal["all", "half", "group", "none"]
 
@@ -103,6 +108,8 @@ class Candidate:
     """Factors of gradients travel, instead of all their numbers."""
     servers: int = 0
     """Peers that reduce a part each (`parameter_server`); 0: all peers."""
+    fragment_s: Seconds = math.inf
+    """An average is of a part of the model that moves in so many seconds."""
     codec: str = "fp32"
 
     @property
@@ -123,8 +130,8 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate(now="ad_psgd", waits="none", size=2, teaches=1.05),
-    Candidate(now="ad_psgd fragment_s=1", waits="none", size=2, codec="int8", teaches=0.95),
+    Candidate(now=FIRST, waits="none", size=2, fragment_s=1, teaches=1.05),
+    Candidate(now=FIRST, waits="none", size=2, fragment_s=1, codec="int8", teaches=0.95),
     Candidate(now="wagma", waits="group", size=2, teaches=0.9),
     Candidate(
         now="diloco period=16 fragments=4 outer_momentum=0.5",
@@ -210,7 +217,7 @@ def _samples_per_s(candidate: Candidate, fleet: Fleet) -> float:
         case "group":
             return sum(peer.samples / (peer.step_s + average_s) for peer in peers)
         case "half":
-            median_s = median(peer.step_s for peer in peers)
+            median_s = median_low(peer.step_s for peer in peers)
             return sum(p.samples / (max(p.step_s, median_s) + average_s) for p in peers)
         case "all":
             steps_s = fleet.all_done_s(candidate.period)
@@ -223,14 +230,21 @@ def _samples_per_s(candidate: Candidate, fleet: Fleet) -> float:
 def _teaches(candidate: Candidate, fleet: Fleet) -> float:
     if candidate.averages == "gradients":
         return candidate.teaches
-    old = _transfer_updates(candidate, fleet) / candidate.period
+    old = _transfer_updates(candidate, fleet, candidate.fragment_s) / candidate.period
     apart = fleet.apart * drift(candidate, fleet)
     unlike = UNLIKE if fleet.unlike else 1.0
     return unlike * candidate.teaches / ((1 + OLD * old) * (1 + (apart / APART) ** 2))
 
 
-def _transfer_updates(candidate: Candidate, fleet: Fleet) -> float:
-    """Updates that a peer makes while an average of it is on its way, the mean over all peers."""
+def _transfer_updates(candidate: Candidate, fleet: Fleet, most_s: Seconds = math.inf) -> float:
+    """Updates that a peer makes while its model is on its way, the mean over all peers.
+
+    Args:
+        candidate: how it is averaged.
+        fleet: all peers.
+        most_s: no longer than this.
+    """
     if candidate.waits != "none":
         return 0.0
-    return fmean(candidate.average_s(fleet, peer.model_s) / peer.step_s for peer in fleet.peers)
+    moving = [min(most_s, candidate.average_s(fleet, peer.model_s)) for peer in fleet.peers]
+    return fmean(one / peer.step_s for one, peer in zip(moving, fleet.peers, strict=True))
