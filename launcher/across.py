@@ -63,6 +63,9 @@ COMPARED: Mapping[str, int] = {
     "paper/quality_chargpt": 8_000,
     "paper/four_machines": 800,
     "paper/two_of_64": 1_280,
+    "auto/slow_recovers": 100_000,
+    "auto/half_leave": 120_000,
+    "auto/link_degrades": 90_000,
     "wan/four_homes": 32_000,
     "wan/phone": 32_000,
     "wan/two_data_centres": 64_000,
@@ -124,11 +127,13 @@ and bytes are those at equal samples. Where steps were only priced there is no l
 """
 
 _ABOUT_AUTO = (
-    "[`auto`](algorithms/auto.md) begins with `ad_psgd` and chooses while it trains. Beside it: "
-    "the algorithm that was at the target first, and the median of all others; where steps were "
-    "only priced, the time of the whole run. Constants of `auto` were set while some of these "
-    "scenarios were looked at, and where `ad_psgd` is the best, `auto` has nothing to change: the "
-    "table shows that it does no harm, not how well it chooses for a fleet that it has never seen."
+    "[`auto`](algorithms/auto.md) begins with `ad_psgd`, or with `eager` where it is told that "
+    "data are unlike, and chooses while it trains. Beside it: the algorithm that was at the target "
+    "first, and the median of all others; where steps were only priced, the time of the whole "
+    "run. Constants of `auto` were set while some of these scenarios were looked at, and where "
+    "`ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no harm, "
+    "not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet changes "
+    "half-way."
 )
 
 

@@ -13,9 +13,12 @@ from p2ptrain.compute.low_rank import Layout
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
-WINDOW, AVERAGES = 16, 8
-"""Steps, and averages, that are remembered. Fewer: chance decides; more: changes are seen late,
-averages above all: on a link that has become slow each lasts long."""
+WINDOW = 16
+"""Steps that are remembered. Fewer: chance decides; more: changes are seen late."""
+
+AVERAGES, FEW, ENOUGH_S = 8, 3, 1.0
+"""Averages that are remembered: so many of the last ones, but only a few where those took long
+enough. On a link that has become slow each lasts long, and eight would be seen late."""
 
 RANK = 4
 """Of factors whose numbers are counted: what `powersgd` has by default."""
@@ -31,7 +34,7 @@ class Gauges:
         self._driver = driver
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._losses: deque[float] = deque(maxlen=WINDOW)
-        self._seconds_per_byte: deque[float] = deque(maxlen=AVERAGES)
+        self._averages: deque[tuple[float, int]] = deque(maxlen=AVERAGES)
         self._distances: deque[float] = deque(maxlen=AVERAGES)
         self._made = 0
         self._norm, self._norm_due = 0.0, 0
@@ -48,7 +51,7 @@ class Gauges:
                 moved = max(fields["sent_bytes"], fields["received_bytes"])
                 if moved and len(fields["members"]) > 1:
                     lasted_s = fields["exchange_s"] + (fields["overlap_s"] or 0)
-                    self._seconds_per_byte.append(lasted_s / moved)
+                    self._averages.append((lasted_s, moved))
                 if (distance := fields["consensus_distance_l2"]) is not None:
                     self._distances.append(distance)
             case "settings":
@@ -63,17 +66,27 @@ class Gauges:
             return Measured()
         computed = [compute_s for compute_s, _ in steps]
         size_bytes = 4 * self._driver.replica.model_size
-        per_byte = median(self._seconds_per_byte) if self._seconds_per_byte else 0.0
         losses = list(self._losses)
         return Measured(
             step_s=fmean(computed),
             spread_s=pstdev(computed),
             samples=round(fmean(samples for _, samples in steps)),
-            model_s=per_byte * size_bytes,
+            model_s=self._seconds_per_byte * size_bytes,
             apart=await self._apart(),
             loss=fmean(losses) if losses else None,
             low_rank=self._low_rank,
         )
+
+    @property
+    def _seconds_per_byte(self) -> float:
+        per_byte: list[float] = []
+        measured_s = 0.0
+        for lasted_s, moved in reversed(list(self._averages)):
+            if len(per_byte) >= FEW and measured_s >= ENOUGH_S:
+                break
+            per_byte.append(lasted_s / moved)
+            measured_s += lasted_s
+        return median(per_byte) if per_byte else 0.0
 
     @cached_property
     def _low_rank(self) -> float:

@@ -95,6 +95,21 @@ def test_fewer_bytes_cost_less_time():
     assert whole.average_s(SLOW_LINKS, 0.33) == pytest.approx(4 * coded.average_s(SLOW_LINKS, 0.33))
 
 
+@pytest.mark.parametrize(("lasted_s", "slow_ones", "seen"), [(0.01, 3, False), (0.5, 2, True)])
+async def test_a_link_that_becomes_slow_is_seen_sooner_where_averages_take_long(
+    lasted_s: float, slow_ones: int, seen: bool
+):
+    world = await build(2, "auto", size=250)
+    gauges = world.peers[P[0]].driver.gauges
+    group = {"outcome": "done", "members": P[:2], "overlap_s": None, "received_bytes": 0}
+    group |= {"consensus_distance_l2": None, "sent_bytes": 1000}
+    gauges.record("step", compute_s=0.1, samples=8, loss=None)
+    for exchange_s in [*[0.001] * 8, *[lasted_s] * slow_ones]:
+        gauges.record("group", exchange_s=exchange_s, **group)
+    assert ((await gauges.measure()).model_s > 0.002) is seen
+    await world.close()
+
+
 def test_factors_cost_what_this_model_has_of_them():
     half = replace(SLOW_LINKS, low_rank=0.5)
     whole, factors = candidate("allreduce"), candidate("powersgd")
@@ -206,6 +221,30 @@ def test_a_peer_that_has_not_reported_is_as_slow_as_it_is_late():
     assert fleet.peers[3].step_s == pytest.approx(0.7)
 
 
+def test_a_peer_that_falls_silent_is_as_slow_as_that_unless_one_report_may_be_lost():
+    reports = Reports(0.0)
+    for peer in P:
+        reports.take(peer, MEASURED, 5.0, period_s=1.0)
+    waits, in_step = candidate(FIRST), candidate("dear")
+    steps = [fleet_of(reports, now, waits).peers[3].step_s for now in (5.5, 7.0, 7.1)]
+    assert steps == pytest.approx([0.1, 0.1, 1.1])
+    assert fleet_of(reports, 9.0, in_step).peers[3].step_s == 0.1, "it waits for the others"
+
+
+def test_each_of_the_first_steps_is_reported_so_that_silence_is_heard_at_once():
+    reports = Reports(0.0)
+    for peer in P:
+        reports.take(peer, MEASURED, 0.1, period_s=1.0)
+    assert fleet_of(reports, 0.5, candidate("eager")).peers[3].step_s == pytest.approx(0.4)
+    for _ in range(4):
+        reports.take(P[3], MEASURED, 0.5, period_s=1.0)
+    assert fleet_of(reports, 1.4, candidate("eager")).peers[3].step_s == 0.1
+    successor = Reports(0.0)
+    for peer in P:
+        successor.take(peer, MEASURED, 60.0, period_s=1.0)
+    assert fleet_of(successor, 60.5, candidate("eager")).peers[3].step_s == 0.1
+
+
 def test_distances_count_by_how_often_models_meet_and_are_remembered_where_they_are_equal():
     reports = Reports(0.0, dict.fromkeys(P, MEASURED))
     fleet = fleet_of(reports, 1.0)
@@ -249,7 +288,7 @@ def test_an_option_that_cannot_work_is_refused_in_one_sentence(
 def test_it_is_what_it_works_with():
     assert load_algorithm("auto").averages == "models"
     unlike = load_algorithm("auto", {"data": "unlike"})
-    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", True, False)
+    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", False, True)
     assert load_algorithm("auto", {"now": "wagma"}).acts("schedule")
 
 
@@ -280,7 +319,7 @@ async def test_equal_peers_on_fast_links_stay_with_what_they_began_with():
 
 
 async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
-    world = await build(4, "auto", equal=True, link=Link(latency_s=0.001), data="unlike")
+    world = await build(4, "auto", equal=True, now="allreduce", data="unlike")
     await world.train(12, steps_of(0.1, p2=2.0))
     records = world.peers[P[0]].metrics
     (changed,) = records.of("settings")

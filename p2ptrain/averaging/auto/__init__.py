@@ -51,16 +51,17 @@ from p2ptrain.averaging import (
     settings_of,
 )
 from p2ptrain.averaging.auto.costs import CANDIDATES, FIRST, Candidate, candidate_of
-from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
+from p2ptrain.averaging.auto.decision import (
+    LEAST_STEPS,
+    LEAST_WAITED,
+    Reports,
+    decide,
+    measured_of,
+    report_of,
+)
 
 KIND = "auto"
 """Of a report."""
-
-LEAST_STEPS = 5
-"""Before the first decision, or `LEAST_WAITED` that lasted as long: then this peer has waited for
-others. Fewer: one slow step decides; more: the swarm trains badly for longer."""
-
-LEAST_WAITED = 2
 
 RARE_STEPS = 25
 """Before it is decided to average more rarely than after each step. Fewer: models that were equal
@@ -80,7 +81,7 @@ class Auto(Algorithm):
         now: str = ""
         """What the swarm works with, in the words of `p2ptrain set`: ``diloco period=16``. It
         begins with this one; each change writes the new one here. Empty: ``ad_psgd fragment_s=1``,
-        or ``allreduce`` where data are unlike."""
+        or ``eager`` where data are unlike."""
 
         among: str = ""
         """Names of algorithms, with commas between them: only these are chosen. Empty: any that
@@ -132,7 +133,7 @@ class Auto(Algorithm):
 
     def __init__(self, config: Any = None) -> None:  # Any: as the base has it
         super().__init__(config)
-        begins = "allreduce" if self.config.data == "unlike" else FIRST
+        begins = "eager" if self.config.data == "unlike" else FIRST
         self._now = self.config.now or begins
         if self._now.split()[:1] == ["auto"]:
             raise ConfigError("auto now = 'auto' would choose itself; name another algorithm")
@@ -166,13 +167,14 @@ class Auto(Algorithm):
             if self._steps - self._begun_at > LEAST_STEPS and swarm.now < due:
                 continue
             trainees = swarm.trainees()
-            due = swarm.now + REPORT_S * max(1.0, len(trainees) / REPORTS_PER_S)
+            due = swarm.now + period_of(trainees)
             measured = await swarm.measure()
             numbers = report_of(measured)
             if trainees[0] != swarm.me:
                 swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
             elif numbers[0]:
-                self._reports.last[swarm.me] = measured_of(swarm.me, numbers)
+                own = measured_of(swarm.me, numbers)
+                self._reports.take(swarm.me, own, swarm.now, period_of(trainees))
                 self._maybe_change(swarm, measured)
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
@@ -183,7 +185,7 @@ class Auto(Algorithm):
         trainees = swarm.trainees()
         if trainees[0] != swarm.me or source not in trainees:
             return  # it or we have heard less of who trains; the next report goes elsewhere
-        self._reports.last[source] = measured
+        self._reports.take(source, measured, swarm.now, period_of(trainees))
 
     def _maybe_change(self, swarm: Swarm, measured: Measured) -> None:
         if not self._may_change(swarm, measured.step_s):
@@ -291,6 +293,11 @@ class Auto(Algorithm):
 
     def acts(self, moment: str) -> bool:
         return self.inner.acts(moment)
+
+
+def period_of(trainees: Sequence[PeerId]) -> Seconds:
+    """Between two reports of a peer."""
+    return REPORT_S * max(1.0, len(trainees) / REPORTS_PER_S)
 
 
 def _load(now: str) -> Algorithm:

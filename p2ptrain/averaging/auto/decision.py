@@ -1,12 +1,13 @@
 """Decide whether the swarm should train in another way, from what its peers report. Pure.
 
-A report is a few whole numbers. A peer that has not reported yet computes for at least as long as
-the others have waited for it. Once most of the swarm has reported, `decide` ranks all candidates
-(`costs.py`) and proposes the best one if it is worth a `margin` more than the present one: a
-measurement that wavers changes nothing.
+A report is a few whole numbers. A peer that does not report computes for at least as long as it is
+silent, unless that may be one lost report; where all wait for all, only before its first one. Once
+most of the swarm has reported, `decide` ranks all candidates (`costs.py`) and proposes the best one
+if it is worth a `margin` more than the present one: a measurement that wavers changes nothing.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,13 @@ from p2ptrain.averaging.auto.costs import (
     price,
     ranked,
 )
+
+LEAST_STEPS = 5
+"""Before the first decision, each of which is reported, or `LEAST_WAITED` that lasted as long: then
+the peer that decides has waited for others. Fewer: one slow step decides; more: the swarm trains
+badly for longer."""
+
+LEAST_WAITED = 2
 
 MICRO = 1_000_000
 
@@ -79,8 +87,26 @@ class Reports:
     since: Seconds
     """When these settings began."""
     last: dict[PeerId, Measured] = field(default_factory=dict)
+    heard: dict[PeerId, tuple[Seconds, Seconds]] = field(default_factory=dict)
+    """When that was, and how long the next one may take, however short steps are."""
+    counts: Counter[PeerId] = field(default_factory=Counter)
     lowest_loss: float = math.inf
     """Of means over all peers, under these settings."""
+
+    def take(self, source: PeerId, measured: Measured, now: Seconds, period_s: Seconds) -> None:
+        """A peer has reported.
+
+        Args:
+            source: the peer.
+            measured: what it reports.
+            now: when it does.
+            period_s: it reports so often at most, if its steps are shorter; but each of the first
+                `LEAST_STEPS` steps.
+        """
+        self.last[source] = measured
+        self.counts[source] += 1
+        early = self.counts[source] < LEAST_STEPS and now - self.since <= period_s
+        self.heard[source] = now, 0.0 if early else period_s
 
     def fleet(
         self,
@@ -106,13 +132,23 @@ class Reports:
         if 2 * len(known) < len(trainees) or len(known) < 2:
             return None
         usual = sorted(known, key=lambda one: one.step_s)[len(known) // 2]
-        silent_s = max(usual.step_s, now - self.since)
-        loads = [_load(self.last.get(peer, replace(usual, step_s=silent_s))) for peer in trainees]
+        silent = {peer: self._silent_s(peer, usual, now) for peer in trainees}
+        if present.waits == "all":
+            silent |= dict.fromkeys(self.last, 0.0)  # it waits, perhaps
+        loads = [_load(self.last.get(peer, usual), silent[peer]) for peer in trainees]
         fleet = Fleet(peers=loads, apart=apart, unlike=unlike, low_rank=low_rank)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
         return replace(fleet, apart=distances[len(distances) // 2] / drift(present, fleet))
+
+    def _silent_s(self, peer: PeerId, usual: Measured, now: Seconds) -> Seconds:
+        """How long it has computed, as it seems; 0: as it says."""
+        if peer not in self.last:
+            return max(usual.step_s, now - self.since)
+        at, period_s = self.heard.get(peer, (now, 0.0))
+        one_is_lost = now - at <= 2 * max(period_s, self.last[peer].step_s)
+        return 0.0 if one_is_lost else now - at - period_s
 
     def loss_rises(self) -> bool:
         """Whether the mean of all losses is far above what it was under these settings."""
@@ -124,8 +160,9 @@ class Reports:
         return loss > RISEN * self.lowest_loss
 
 
-def _load(one: Measured) -> Load:
-    return Load(step_s=one.step_s, spread_s=one.spread_s, samples=one.samples, model_s=one.model_s)
+def _load(one: Measured, silent_s: Seconds) -> Load:
+    step_s = max(one.step_s, silent_s)
+    return Load(step_s=step_s, spread_s=one.spread_s, samples=one.samples, model_s=one.model_s)
 
 
 def decide(
