@@ -16,6 +16,7 @@ driver, the membership and the codec are those of production.
 
 import asyncio
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from p2plab.harness.pictures import BLUE, ORANGE, headline, panels
 from p2plab.harness.processes import side_by_side
 from p2plab.harness.tables import table
 from p2plab.plot import INK
+from p2ptrain.core.messages import MemberState
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run, virtual_loop
@@ -48,6 +50,9 @@ LATENCY_S: Seconds = 0.001
 QUIET_S: Seconds = 5.0
 WAIT_S: Seconds = 8.0
 """The wait after each event; a peer that has not learned of it by then counts as never."""
+
+LOOK_S: Seconds = 0.005
+"""How often it is looked who has learned of it."""
 
 SLOWNESS = 5
 STALL_MOST_S: Seconds = 0.8
@@ -97,7 +102,7 @@ async def measure(peers: int, slow_s: Seconds, seed: int = 0) -> Figures:
     bytes_per_s = (world.network.message_bytes - before) / peers / QUIET_S
     began = virtual_loop().now
     await _add(world, "newcomer")
-    join_s = await _last_to_know(world, "newcomer", "alive", began)
+    join_s = await _last_to_know(world, "newcomer", MemberState.ALIVE, began)
     death_s = await _death_of(world, f"p{peers // 2:04}", silent=False)
     vanished_s = await _death_of(world, f"p{peers // 3:04}", silent=True)
     doubts = await _doubts_beside_a_slow_peer(world, f"p{3 * peers // 4:04}", slow_s, Random(seed))
@@ -117,20 +122,20 @@ async def _death_of(world: World, name: str, *, silent: bool) -> Seconds:
         world.network.partition([world.address_of(PeerId(name))])
     began = virtual_loop().now
     world.crash(name)
-    return await _last_to_know(world, name, "dead", began)
+    return await _last_to_know(world, name, MemberState.DEAD, began)
 
 
-async def _last_to_know(world: World, of: str, state: str, began: Seconds) -> Seconds:
+async def _last_to_know(world: World, of: str, state: MemberState, began: Seconds) -> Seconds:
     """The time until the last peer has the state; infinite if one has not at the end."""
-    await asyncio.sleep(WAIT_S)
-    heard = [
-        max(
-            (r["t"] for r in _words(peer) if (r["member"], r["state"]) == (of, state)), default=None
-        )
-        for name, peer in world.peers.items()
-        if name != of
-    ]
-    return float("inf") if None in heard else max(at for at in heard if at) - began
+    loop, waiting, last_s = virtual_loop(), set(world.peers) - {of}, math.inf
+    while (passed_s := loop.now - began) < WAIT_S:
+        for name in tuple(waiting):
+            member = world.peers[name].driver.machine.membership.member(PeerId(of))
+            if member is not None and member.state >= state:
+                waiting.remove(name)
+                last_s = passed_s if not waiting else math.inf
+        await asyncio.sleep(LOOK_S)
+    return last_s
 
 
 async def _doubts_beside_a_slow_peer(

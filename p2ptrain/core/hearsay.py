@@ -6,7 +6,8 @@ addresses, so each *teller* has a share of these.
 * A member that we know only from others is *unmet* until it answers a probe of ours. A teller may
   introduce `LEARNED` of them per second, and at most `SHARE` that are still unmet at a time, or as
   many as we have met ourselves. All tellers that are unmet themselves count as one. So a liar fills
-  no more than its share, and made-up tellers no more than that of one.
+  no more than its share, and made-up tellers no more than that of one. While many are unmet, who
+  speaks to us is probed at once: a thousand peers that start together are met as they come.
 * A member that dies unmet is forgotten after `FORGET_S`, with all that it cost.
 * A teller may wrongly accuse `ACCUSATIONS`: an accusation is paid for when it makes a member
   suspect, and given back when that member has indeed died. One that cannot pay is not believed; a
@@ -22,7 +23,9 @@ from collections.abc import Iterator
 from p2ptrain.core.budgets import Budgets, Rate
 from p2ptrain.ids import PeerId, Seconds
 
-LEARNED = Rate(16.0, 256.0)
+LEARNED = Rate(64.0, 1024.0)
+"""Too slow: peers that start together do not know each other, and answer no probes of those."""
+
 SHARE = 128
 """Unmet members of one teller. Too few: a large swarm that starts at once is learned slowly."""
 
@@ -65,6 +68,10 @@ class Hearsay:
     def has_met(self, peer: PeerId) -> bool:
         """True if we do not know it from hearsay only."""
         return peer in self._met
+
+    def is_to_be_met(self, peer: PeerId) -> bool:
+        """It waits among many: too many for rounds of probes to meet them soon."""
+        return peer in self._teller_of and len(self._teller_of) >= SHARE // 4
 
     def may_accuse(self, teller: PeerId, peer: PeerId, now: Seconds) -> bool:
         """True if we take `teller`'s word that `peer`, which is alive for us, is not."""

@@ -201,6 +201,8 @@ class Membership(Roster):
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
         if not isinstance(message, m.IndirectPing):
             self.learn(message.members, now, f"heard from {source}", source)
+        if self._hearsay.is_to_be_met(source) and not isinstance(message, m.Ack | m.IndirectAck):
+            self._meet(source, now)
         match message:
             case m.MembershipUpdates():
                 pass  # first, since these are most messages of a large swarm
@@ -454,6 +456,13 @@ class Membership(Roster):
         relays = [peer for peer in some if peer != target][: self._config.relays]
         for relay in relays:
             self._emit(Send(relay, m.IndirectPing(probe.number, target)))
+
+    def _meet(self, source: PeerId, now: Seconds) -> None:
+        """It has spoken to us: ask it at once whether it is there, so that it counts as met."""
+        member = self.records.get(source)
+        is_here = member is not None and member.state <= MemberState.SUSPECT
+        if is_here and source not in self._probes and self.me.state is MemberState.ALIVE:
+            self._probe(source, now)
 
     def _hear_answer(self, source: PeerId, number: int, now: Seconds) -> None:
         probe = self._probes.get(source)

@@ -288,7 +288,7 @@ def test_an_option_that_cannot_work_is_refused_in_one_sentence(
 def test_it_is_what_it_works_with():
     assert load_algorithm("auto").averages == "models"
     unlike = load_algorithm("auto", {"data": "unlike"})
-    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", False, True)
+    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", True, False)
     assert load_algorithm("auto", {"now": "wagma"}).acts("schedule")
 
 
@@ -319,7 +319,7 @@ async def test_equal_peers_on_fast_links_stay_with_what_they_began_with():
 
 
 async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
-    world = await build(4, "auto", equal=True, now="allreduce", data="unlike")
+    world = await build(4, "auto", equal=True, data="unlike")
     await world.train(12, steps_of(0.1, p2=2.0))
     records = world.peers[P[0]].metrics
     (changed,) = records.of("settings")

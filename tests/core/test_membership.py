@@ -910,6 +910,28 @@ def test_more_members_than_a_share_are_learned_from_gossip_all_the_same(monkeypa
         assert len(peer.records) == 19, name
 
 
+def test_in_a_swarm_that_starts_at_once_all_know_all_and_suspect_nobody(monkeypatch):
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", 8)
+    circle = Circle(60)
+    for name, peer in circle.peers.items():
+        assert len(peer.records) == 59, name
+    circle.advance(5)
+    assert not [one for one in circle.changes if one[3] is not ALIVE]
+
+
+@pytest.mark.parametrize(("share", "pings"), [(4, 1), (8, 0)])
+def test_of_many_that_were_never_met_who_speaks_is_asked_once_at_a_time_whether_it_is_there(
+    share, pings, monkeypatch
+):
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", share)
+    circle = Circle(1)
+    victim, other = circle.peers["p00"], member("x")
+    for _ in range(100):
+        victim.receive(other.peer, MembershipUpdates((other,)), circle.time)
+    asked = [one for one in circle.sent if one[1] == "x" and isinstance(one[2], Ping)]
+    assert len(asked) == pings
+
+
 def test_a_member_cannot_declare_others_dead_or_gone():
     circle = Circle(4)
     circle.advance(5)

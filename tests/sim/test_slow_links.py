@@ -17,7 +17,12 @@ MIXED = "tests.helpers.mixed:Mixed"
 
 SLOW_BYTES_S = 20_000.0
 
-OFTEN_AND_WHOLE = {**WHOLE, "local_sgd": {"period": 1}, "diloco": {"period": 1}}
+OFTEN_AND_WHOLE = {
+    **WHOLE,
+    "local_sgd": {"period": 1},
+    "diloco": {"period": 1},
+    "auto": {"now": "ad_psgd", "margin": 1e6},
+}
 
 
 @pytest.mark.parametrize("algorithm", [*known_algorithms(), MIXED])

@@ -81,7 +81,7 @@ class Auto(Algorithm):
         now: str = ""
         """What the swarm works with, in the words of `p2ptrain set`: ``diloco period=16``. It
         begins with this one; each change writes the new one here. Empty: ``ad_psgd fragment_s=1``,
-        or ``eager`` where data are unlike."""
+        or ``allreduce`` where data are unlike."""
 
         among: str = ""
         """Names of algorithms, with commas between them: only these are chosen. Empty: any that
@@ -133,7 +133,7 @@ class Auto(Algorithm):
 
     def __init__(self, config: Any = None) -> None:  # Any: as the base has it
         super().__init__(config)
-        begins = "eager" if self.config.data == "unlike" else FIRST
+        begins = "allreduce" if self.config.data == "unlike" else FIRST
         self._now = self.config.now or begins
         if self._now.split()[:1] == ["auto"]:
             raise ConfigError("auto now = 'auto' would choose itself; name another algorithm")
