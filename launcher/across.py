@@ -127,13 +127,13 @@ and bytes are those at equal samples. Where steps were only priced there is no l
 """
 
 _ABOUT_AUTO = (
-    "[`auto`](algorithms/auto.md) begins with `ad_psgd`, or with `allreduce` where it is told that "
-    "data are unlike, and chooses while it trains. Beside it: the algorithm that was at the target "
-    "first, and the median of all others; where steps were only priced, the time of the whole "
-    "run. Constants of `auto` were set while some of these scenarios were looked at, and where "
-    "`ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no harm, "
-    "not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet changes "
-    "half-way."
+    "[`auto`](algorithms/auto.md) begins with `ad_psgd`, or with `allreduce` if its options say "
+    "that data are unlike, and chooses while it trains. Beside it: the algorithm that was at the "
+    "target first, and the median of all others; where steps were only priced, the time of the "
+    "whole run. Constants of `auto` were set while some of these scenarios were looked at, and "
+    "where `ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no "
+    "harm, not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet "
+    "changes half-way."
 )
 
 

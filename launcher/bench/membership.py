@@ -52,7 +52,7 @@ WAIT_S: Seconds = 8.0
 """The wait after each event; a peer that has not learned of it by then counts as never."""
 
 LOOK_S: Seconds = 0.005
-"""How often it is looked who has learned of it."""
+"""Between two looks at what all peers know."""
 
 SLOWNESS = 5
 STALL_MOST_S: Seconds = 0.8
@@ -127,15 +127,19 @@ async def _death_of(world: World, name: str, *, silent: bool) -> Seconds:
 
 async def _last_to_know(world: World, of: str, state: MemberState, began: Seconds) -> Seconds:
     """The time until the last peer has the state; infinite if one has not at the end."""
-    loop, waiting, last_s = virtual_loop(), set(world.peers) - {of}, math.inf
+    loop, known_s = virtual_loop(), math.inf
+    waiting = [peer for name, peer in world.peers.items() if name != of]
     while (passed_s := loop.now - began) < WAIT_S:
-        for name in tuple(waiting):
-            member = world.peers[name].driver.machine.membership.member(PeerId(of))
-            if member is not None and member.state >= state:
-                waiting.remove(name)
-                last_s = passed_s if not waiting else math.inf
+        if waiting:
+            waiting = [peer for peer in waiting if not _knows(peer, PeerId(of), state)]
+            known_s = math.inf if waiting else passed_s
         await asyncio.sleep(LOOK_S)
-    return last_s
+    return known_s
+
+
+def _knows(peer: SimPeer, of: PeerId, state: MemberState) -> bool:
+    member = peer.driver.machine.membership.member(of)
+    return member is not None and member.state >= state
 
 
 async def _doubts_beside_a_slow_peer(

@@ -6,8 +6,9 @@ addresses, so each *teller* has a share of these.
 * A member that we know only from others is *unmet* until it answers a probe of ours. A teller may
   introduce `LEARNED` of them per second, and at most `SHARE` that are still unmet at a time, or as
   many as we have met ourselves. All tellers that are unmet themselves count as one. So a liar fills
-  no more than its share, and made-up tellers no more than that of one. While many are unmet, who
-  speaks to us is probed at once: a thousand peers that start together are met as they come.
+  no more than its share, and made-up tellers no more than that of one. While many are unmet, an
+  unmet member that sends us a message is probed at once, so that a thousand peers that start
+  together soon know each other.
 * A member that dies unmet is forgotten after `FORGET_S`, with all that it cost.
 * A teller may wrongly accuse `ACCUSATIONS`: an accusation is paid for when it makes a member
   suspect, and given back when that member has indeed died. One that cannot pay is not believed; a
@@ -24,7 +25,8 @@ from p2ptrain.core.budgets import Budgets, Rate
 from p2ptrain.ids import PeerId, Seconds
 
 LEARNED = Rate(64.0, 1024.0)
-"""Too slow: peers that start together do not know each other, and answer no probes of those."""
+"""Too slow: of peers that start together some do not know each other, and a peer does not answer
+probes of one that it does not know."""
 
 SHARE = 128
 """Unmet members of one teller. Too few: a large swarm that starts at once is learned slowly."""
@@ -70,7 +72,7 @@ class Hearsay:
         return peer in self._met
 
     def is_to_be_met(self, peer: PeerId) -> bool:
-        """It waits among many: too many for rounds of probes to meet them soon."""
+        """True if it is unmet, and too many are for rounds of probes to meet them soon."""
         return peer in self._teller_of and len(self._teller_of) >= SHARE // 4
 
     def may_accuse(self, teller: PeerId, peer: PeerId, now: Seconds) -> bool:

@@ -1,6 +1,7 @@
 """`auto`: what it thinks that algorithms cost, what it decides, and that a swarm follows it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -202,20 +203,28 @@ def test_what_no_peer_would_report_is_refused(numbers: tuple[int, ...]):
         measured_of(P[1], numbers)
 
 
+def hear(
+    reports: Reports, measured: Measured, peers: Sequence[PeerId] = P, at: float = 1.0
+) -> None:
+    for peer in peers:
+        reports.take(peer, measured, at, period_s=1.0)
+
+
 def fleet_of(reports: Reports, now: float, candidate: Candidate = CANDIDATES[0]) -> Fleet | None:
     return reports.fleet(P, now, candidate, apart=0.001, unlike=False)
 
 
 def test_nothing_is_decided_before_half_of_the_peers_have_reported():
     reports = Reports(0.0)
-    reports.last[P[0]] = MEASURED
+    hear(reports, MEASURED, P[:1])
     assert fleet_of(reports, 1.0) is None
-    reports.last[P[1]] = MEASURED
+    hear(reports, MEASURED, P[1:2])
     assert fleet_of(reports, 1.0) is not None
 
 
 def test_a_peer_that_has_not_reported_is_as_slow_as_it_is_late():
-    reports = Reports(5.0, dict.fromkeys(P[:3], MEASURED))
+    reports = Reports(5.0)
+    hear(reports, MEASURED, P[:3], at=5.7)
     fleet = fleet_of(reports, 5.7)
     assert fleet is not None
     assert fleet.peers[3].step_s == pytest.approx(0.7)
@@ -223,8 +232,7 @@ def test_a_peer_that_has_not_reported_is_as_slow_as_it_is_late():
 
 def test_a_peer_that_falls_silent_is_as_slow_as_that_unless_one_report_may_be_lost():
     reports = Reports(0.0)
-    for peer in P:
-        reports.take(peer, MEASURED, 5.0, period_s=1.0)
+    hear(reports, MEASURED, at=5.0)
     waits, in_step = candidate(FIRST), candidate("dear")
     steps = [fleet_of(reports, now, waits).peers[3].step_s for now in (5.5, 7.0, 7.1)]
     assert steps == pytest.approx([0.1, 0.1, 1.1])
@@ -233,20 +241,26 @@ def test_a_peer_that_falls_silent_is_as_slow_as_that_unless_one_report_may_be_lo
 
 def test_each_of_the_first_steps_is_reported_so_that_silence_is_heard_at_once():
     reports = Reports(0.0)
-    for peer in P:
-        reports.take(peer, MEASURED, 0.1, period_s=1.0)
+    hear(reports, MEASURED, at=0.1)
     assert fleet_of(reports, 0.5, candidate("eager")).peers[3].step_s == pytest.approx(0.4)
     for _ in range(4):
-        reports.take(P[3], MEASURED, 0.5, period_s=1.0)
+        hear(reports, MEASURED, P[3:], at=0.5)
     assert fleet_of(reports, 1.4, candidate("eager")).peers[3].step_s == 0.1
     successor = Reports(0.0)
-    for peer in P:
-        successor.take(peer, MEASURED, 60.0, period_s=1.0)
+    hear(successor, MEASURED, at=60.0)
     assert fleet_of(successor, 60.5, candidate("eager")).peers[3].step_s == 0.1
 
 
+def test_reports_of_peers_that_are_gone_are_forgotten():
+    reports = Reports(0.0)
+    hear(reports, MEASURED, [*P, PeerId("gone")])
+    assert fleet_of(reports, 1.0) is not None
+    assert sorted(reports.last) == P
+
+
 def test_distances_count_by_how_often_models_meet_and_are_remembered_where_they_are_equal():
-    reports = Reports(0.0, dict.fromkeys(P, MEASURED))
+    reports = Reports(0.0)
+    hear(reports, MEASURED)
     fleet = fleet_of(reports, 1.0)
     assert fleet is not None
     assert fleet.apart == pytest.approx(0.003)
@@ -256,11 +270,12 @@ def test_distances_count_by_how_often_models_meet_and_are_remembered_where_they_
 
 
 def test_a_loss_rises_above_the_lowest_one():
-    reports = Reports(0.0, dict.fromkeys(P, MEASURED))
+    reports = Reports(0.0)
+    hear(reports, MEASURED)
     assert not reports.loss_rises()
-    reports.last = dict.fromkeys(P, replace(MEASURED, loss=2.6))
+    hear(reports, replace(MEASURED, loss=2.6))
     assert not reports.loss_rises()
-    reports.last = dict.fromkeys(P, replace(MEASURED, loss=5.2))
+    hear(reports, replace(MEASURED, loss=5.2))
     assert reports.loss_rises()
 
 

@@ -1,8 +1,8 @@
 """Choose the algorithm while the swarm trains, and choose again when the fleet changes.
 
 The swarm works with one of the other algorithms, at first ``ad_psgd fragment_s=1``: no trainer
-waits, step times of all are known soon, and no average takes long on links that nobody has measured
-yet. Each peer reports what it measures to the first one by name:
+waits, step times of all peers are known soon, and an average lasts about a second, also on a slow
+link. Each peer reports what it measures to the first one by name:
 
 * the mean and the spread of the computing of a step, and its samples,
 * how long as many bytes as a model has take in its averages,
@@ -15,8 +15,8 @@ newcomer gets them when it joins. Each change is one sentence in the records, th
 status`. From models to synchronous gradients, all go on from the model and the optimizer state of
 one peer.
 
-**How often.** First after `LEAST_STEPS` steps, or after two that took as long, since others were
-waited for. Then at most once in `every_s` seconds or `every_steps` steps, whichever is over first.
+**How often.** First after `LEAST_STEPS` steps, or after two if waiting for slower peers made them
+as long. Then at most once in `every_s` seconds or `every_steps` steps, whichever is over first.
 
 **What can be lost.** A report: the next one comes within seconds. The peer that decides: the next
 one by name takes its place, and hears new reports. Two may decide at one moment, where views of the

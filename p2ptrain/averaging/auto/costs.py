@@ -48,8 +48,8 @@ UNLIKE = 0.2
 one of 4 peers four times slower: of 3.3 times the samples per second nothing was left)."""
 
 FIRST = "ad_psgd fragment_s=1"
-"""What a swarm begins with whose links nobody has measured. Where a model moves within a second,
-its averages are of whole models."""
+"""What a swarm begins with, before its links are measured: no average takes much longer than a
+second. Where a model moves within a second, averages are of whole models."""
 
 Waits = Literal["all", "half", "group", "none"]
 
@@ -109,7 +109,7 @@ class Candidate:
     servers: int = 0
     """Peers that reduce a part each (`parameter_server`); 0: all peers."""
     fragment_s: Seconds = math.inf
-    """An average is of a part of the model that moves in so many seconds."""
+    """Each average moves a part of the model that takes this long; infinite: the whole model."""
     codec: str = "fp32"
 
     @property

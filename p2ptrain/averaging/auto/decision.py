@@ -1,13 +1,13 @@
 """Decide whether the swarm should train in another way, from what its peers report. Pure.
 
-A report is a few whole numbers. A peer that does not report computes for at least as long as it is
-silent, unless that may be one lost report; where all wait for all, only before its first one. Once
-most of the swarm has reported, `decide` ranks all candidates (`costs.py`) and proposes the best one
-if it is worth a `margin` more than the present one: a measurement that wavers changes nothing.
+A report is a few whole numbers. A peer that has been silent for longer than one lost report would
+explain counts as computing for all that time; where all peers wait for all, this holds only until
+its first report. Once most of the swarm has reported, `decide` ranks all candidates (`costs.py`)
+and proposes the best one if it is worth a `margin` more than the present one: a measurement that
+wavers changes nothing.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,11 +25,12 @@ from p2ptrain.averaging.auto.costs import (
 )
 
 LEAST_STEPS = 5
-"""Before the first decision, each of which is reported, or `LEAST_WAITED` that lasted as long: then
-the peer that decides has waited for others. Fewer: one slow step decides; more: the swarm trains
-badly for longer."""
+"""Before the first decision; each of them is reported. Fewer: one slow step decides; more: the
+swarm trains badly for longer."""
 
 LEAST_WAITED = 2
+"""Steps before the first decision if they lasted as long as `LEAST_STEPS` steps of computing: the
+peer that decides waited for others."""
 
 MICRO = 1_000_000
 
@@ -80,16 +81,31 @@ class Decision:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The last one of a peer."""
+
+    measured: Measured
+    at: Seconds
+    period_s: Seconds
+    """The next one follows after the next step, or after this time if steps are shorter."""
+    number: int
+    """Of this peer's reports, from 1."""
+
+    def silent_s(self, now: Seconds) -> Seconds:
+        """How long the peer has computed, by its silence; 0: one lost report would explain that."""
+        passed_s = now - self.at
+        is_due = passed_s > 2 * max(self.period_s, self.measured.step_s)
+        return passed_s - self.period_s if is_due else 0.0
+
+
 @dataclass(slots=True)
 class Reports:
     """The last report of each peer."""
 
     since: Seconds
     """When these settings began."""
-    last: dict[PeerId, Measured] = field(default_factory=dict)
-    heard: dict[PeerId, tuple[Seconds, Seconds]] = field(default_factory=dict)
-    """When that was, and how long the next one may take, however short steps are."""
-    counts: Counter[PeerId] = field(default_factory=Counter)
+    last: dict[PeerId, Report] = field(default_factory=dict)
     lowest_loss: float = math.inf
     """Of means over all peers, under these settings."""
 
@@ -100,13 +116,13 @@ class Reports:
             source: the peer.
             measured: what it reports.
             now: when it does.
-            period_s: it reports so often at most, if its steps are shorter; but each of the first
-                `LEAST_STEPS` steps.
+            period_s: between two reports, if steps are shorter. Each of the first `LEAST_STEPS`
+                steps is reported.
         """
-        self.last[source] = measured
-        self.counts[source] += 1
-        early = self.counts[source] < LEAST_STEPS and now - self.since <= period_s
-        self.heard[source] = now, 0.0 if early else period_s
+        before = self.last.get(source)
+        number = before.number + 1 if before else 1
+        is_early = number < LEAST_STEPS and now - self.since <= period_s
+        self.last[source] = Report(measured, now, 0.0 if is_early else period_s, number)
 
     def fleet(
         self,
@@ -128,31 +144,29 @@ class Reports:
             unlike: their data are.
             low_rank: the share of a gradient's numbers that its factors have.
         """
-        known = [self.last[peer] for peer in trainees if peer in self.last]
+        self.last = {peer: self.last[peer] for peer in trainees if peer in self.last}
+        known = [report.measured for report in self.last.values()]
         if 2 * len(known) < len(trainees) or len(known) < 2:
             return None
         usual = sorted(known, key=lambda one: one.step_s)[len(known) // 2]
-        silent = {peer: self._silent_s(peer, usual, now) for peer in trainees}
-        if present.waits == "all":
-            silent |= dict.fromkeys(self.last, 0.0)  # it waits, perhaps
-        loads = [_load(self.last.get(peer, usual), silent[peer]) for peer in trainees]
+        loads = []
+        for peer in trainees:
+            report = self.last.get(peer)
+            if report is None:
+                loads.append(_load(usual, now - self.since))
+            else:
+                may_wait = present.waits == "all"  # its silence may be that of another peer
+                loads.append(_load(report.measured, 0.0 if may_wait else report.silent_s(now)))
         fleet = Fleet(peers=loads, apart=apart, unlike=unlike, low_rank=low_rank)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
         return replace(fleet, apart=distances[len(distances) // 2] / drift(present, fleet))
 
-    def _silent_s(self, peer: PeerId, usual: Measured, now: Seconds) -> Seconds:
-        """How long it has computed, as it seems; 0: as it says."""
-        if peer not in self.last:
-            return max(usual.step_s, now - self.since)
-        at, period_s = self.heard.get(peer, (now, 0.0))
-        one_is_lost = now - at <= 2 * max(period_s, self.last[peer].step_s)
-        return 0.0 if one_is_lost else now - at - period_s
-
     def loss_rises(self) -> bool:
         """Whether the mean of all losses is far above what it was under these settings."""
-        losses = [one.loss for one in self.last.values() if one.loss is not None]
+        reported = [report.measured.loss for report in self.last.values()]
+        losses = [loss for loss in reported if loss is not None]
         if not losses:
             return False
         loss = sum(losses) / len(losses)
