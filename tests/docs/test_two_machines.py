@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from p2plab.harness.namespaces import laid
 from p2ptrain.errors import ConfigError
@@ -74,9 +75,11 @@ def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):
     for printed in run_on_both(machines, tmp_path, both, ((FIRST,), (SECOND, FIRST, "TOKEN"))):
         found = re.search(r"loss (\S+) after (\d+) samples of both peers", printed)
         assert found, printed
-        assert float(found[1]) < 1, "a guess has 64"
+        assert float(found[1]) < 20, "a guess has 64, its mean with a trained model has 16"
         assert int(found[2]) > 32 * 1000, "this peer's own samples are not all"
-    assert (tmp_path / "machine1" / "model.pt").exists()
+    one, other = (torch.load(tmp_path / f"machine{number}" / "model.pt") for number in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert (one["weight"] - 1).square().sum() < 16, "64 for a guess, the loss of this task"
 
 
 def test_the_plain_program_takes_its_addresses_as_arguments(machines, tmp_path):
