@@ -21,6 +21,14 @@ def test_the_program_reads_the_last_model_of_a_peer(tmp_path):
     assert re.fullmatch(r"row \d+: the model after \d\d updates\n", said)
 
 
+@pytest.mark.sockets
+def test_a_peer_writes_no_model_unless_it_is_asked_to(tmp_path):
+    printed_by(tmp_path, "-m", "p2ptrain", "peer", "--name", "p00", "--out", ".", "--samples", "64")
+    written = {path.name for path in tmp_path.iterdir()}
+    assert "p00.jsonl" in written
+    assert "p00.snapshots" not in written
+
+
 def test_the_page_has_the_defaults():
     defaults = PeerConfig()
     assert defaults.snapshot_every_s == 0

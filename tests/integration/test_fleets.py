@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from p2ptrain.runtime.settings import StopConfig
 pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LAST_STEP_BEFORE_THE_KILL = 5
+INTERNALS = re.compile(r"grpc_|ipv[46]:|StatusCode|debug_error|Rpc|recvmsg|Errno", re.IGNORECASE)
+"""Words of gRPC and of the kernel, which an event of a run must not have."""
 
 
 class Killer(ProcessBackend):
@@ -87,6 +90,7 @@ def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algori
     for name in survivors:
         told = [r for r in records_of(tmp_path, name, "member") if r["member"] == f"p0{victim}"]
         assert "dead" in [record["state"] for record in told]
+        assert not INTERNALS.search((tmp_path / f"{name}.jsonl").read_text())
     if algorithm == "allreduce":
         assert summary["final"]["consensus_distance"] == 0, "the survivors differ"
 

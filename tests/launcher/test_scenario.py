@@ -17,6 +17,7 @@ from p2plab.scenario import (
 )
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_config import GrpcConfig
 from tests.launcher.fakes import claim, scenario
@@ -254,6 +255,28 @@ def test_an_algorithm_can_be_compared_under_several_names_with_settings_of_its_o
     assert plain.algorithm_options == {"every_updates": 2}
     assert ring.algorithm_options == {"every_updates": 2, "graph": "ring"}
     assert [one.name for one in with_changes(loaded, algorithms=["plain"])[0].compare] == ["plain"]
+
+
+def test_deadlines_of_the_protocol_can_be_compared(written):
+    loaded = load_scenario(
+        written(
+            """
+            [peer.protocol]
+            barrier_resend_s = 0.5
+            [[compare]]
+            name = "patient"
+            algorithm = "ad_psgd"
+            [[compare]]
+            name = "hasty"
+            algorithm = "ad_psgd"
+            protocol = { membership = { ack_timeout_s = 0.1, suspicion_s = 0.3 } }
+            """
+        )
+    )
+    patient, hasty = (loaded.configs(name, Path())[1].protocol for name in loaded.algorithms)
+    assert patient.barrier_resend_s == hasty.barrier_resend_s == 0.5
+    assert patient.membership == MembershipConfig()
+    assert hasty.membership == MembershipConfig(ack_timeout_s=0.1, suspicion_s=0.3)
 
 
 BY_SPEED = 'training = { batches = "by_speed" }\n'

@@ -95,6 +95,16 @@ def test_the_protocol_and_the_simulator_do_without_torch():
     output_of(sys.executable, "-c", program)
 
 
+def test_one_module_lays_networks_and_one_relays_connections():
+    """Benchmarks and backends had cables of their own, and these differed."""
+    programs = output_of("git", "ls-files", "p2ptrain", "launcher").split()
+    texts = {name: (ROOT / name).read_text() for name in programs if name.endswith(".py")}
+    networks = {name for name, text in texts.items() if '"veth"' in text or '"netns"' in text}
+    assert networks == {"launcher/harness/namespaces.py"}
+    relays = {name for name, text in texts.items() if "start_server(" in text}
+    assert relays == {"launcher/backends/relays.py"}
+
+
 def test_no_file_is_long_enough_to_hide_a_second_noun():
     tracked = output_of("git", "ls-files", "p2ptrain", "launcher").split()
     code = [ROOT / name for name in tracked if name.endswith(".py") and "_pb" not in name]
