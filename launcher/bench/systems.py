@@ -9,11 +9,11 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from threading import Barrier, Event, Lock, Thread
 from time import perf_counter
@@ -358,13 +358,24 @@ SYSTEMS: dict[str, System] = {
 
 
 def run(system: System, peers: int, numbers: int, rounds: int) -> list[Round]:
-    """Run `system` in `peers` processes; return the figures of the slowest.
+    """Run `system` in `peers` processes; return the figures of the slowest, but the bytes of all.
 
     Raises:
         RuntimeError: if a process died; its error is on standard error.
     """
     found = in_processes(system, peers, numbers, rounds)
-    return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
+    return [together(rounds) for rounds in zip(*found, strict=True)]
+
+
+def together(all_peers: Sequence[Round]) -> Round:
+    """One round of a group: the slowest peer's times, and the mean of the bytes that peers sent.
+
+    Where shards are unequal, a peer sends more than the mean or less, and all together the same.
+    """
+    slowest = max(all_peers, key=lambda one: one.whole_s)
+    if slowest.sent_bytes is None:
+        return slowest
+    return replace(slowest, sent_bytes=round(fmean(one.sent_bytes or 0 for one in all_peers)))
 
 
 def medians_of(rounds: Sequence[Round]) -> Json:
