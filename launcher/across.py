@@ -13,15 +13,16 @@ target that a slow one has set. Such rows run once more, `LONGER` times as long 
 needed to its target; where the learning rate decays, each on as many samples as it makes until the
 soonest was there, with its rate decayed by then. What is kept of that run is when it was there.
 
-Rows are kept in the results' folder, a file per scenario. So a part of the table can be measured
-again: of some scenarios (their names), or some algorithms in each of them (``--algorithms auto``).
+Rows are kept in the results' folder, a file per scenario, as soon as that has run. So a part of the
+table can be measured again: of some scenarios (their names), or some algorithms in each of them
+(``--algorithms auto``).
 The page is of all rows that are there.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from p2plab.external_baselines import is_external
 from p2plab.harness.bench import Bench, Quick, run_bench
 from p2plab.harness.claims import Json
 from p2plab.harness.processes import side_by_side
-from p2plab.paper import Experiment, Outcome, carry_out, figure, markdown_row
+from p2plab.paper import Experiment, Outcome, carry_out, figure, markdown_row, outcome_of
 from p2plab.scenario import Scenario, folder_of_algorithm, load_scenario
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.errors import ConfigError
@@ -62,15 +63,15 @@ COMPARED: Mapping[str, int] = {
     "paper/quality_digits": 16_000,
     "paper/quality_chargpt": 8_000,
     "paper/four_machines": 800,
-    "paper/two_of_64": 1_280,
+    "paper/two_of_64": 640,
     "auto/slow_recovers": 100_000,
     "auto/half_leave": 120_000,
     "auto/link_degrades": 90_000,
     "wan/four_homes": 32_000,
     "wan/phone": 32_000,
-    "wan/two_data_centres": 64_000,
+    "wan/two_data_centres": 32_000,
     "wan/unequal_speeds": 48_000,
-    "wan/one_slow_of_eight": 64_000,
+    "wan/one_slow_of_eight": 32_000,
 }
 """By scenario: samples of a run. Others are about containers, transports and faults, or repeat one
 of these with other seeds or in a larger form."""
@@ -374,12 +375,17 @@ def main(
     chosen = {name: one for name, one in chosen.items() if one.algorithms}
     if not chosen:
         raise ConfigError(f"--algorithms {algorithms}: no scenario that is compared has such a row")
-    for name, rows in _measured(bench, chosen, out, quick=quick).items():
+
+    def keep(name: str, rows: Sequence[Row]) -> None:
         keep_rows(out, name, rows, whole=not asked)
-    longer = {} if quick else longer_runs(chosen, out)
-    for key, rows in _measured(bench, longer, out / "longer", quick=quick).items():
+
+    def keep_longer(key: str, rows: Sequence[Row]) -> None:
         name = key.partition(OF_ROW)[0]
         keep_rows(out, name, with_longer(list(kept_rows(out, name).values()), rows), whole=True)
+
+    _measure(bench, chosen, out, keep, quick=quick)
+    longer = {} if quick else longer_runs(chosen, out)
+    _measure(bench, longer, out / "longer", keep_longer, quick=quick)
     kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
     text = page({name: rows for name, rows in kept.items() if rows})
     bench.console.print(text.partition(HEADING)[2], markup=False)
@@ -387,17 +393,25 @@ def main(
         to.write_text(text, encoding="utf-8")
 
 
-def _measured(
-    bench: Bench, scenarios: Mapping[str, Scenario], out: Path, *, quick: bool
-) -> dict[str, list[Row]]:
-    """Run them, the largest first; their rows."""
+def _measure(
+    bench: Bench,
+    scenarios: Mapping[str, Scenario],
+    out: Path,
+    keep: Callable[[str, Sequence[Row]], None],
+    *,
+    quick: bool,
+) -> None:
+    """Run them, the largest first; keep the rows of each as soon as it has run."""
     work = [experiment(one, name, out, quick=quick) for name, one in scenarios.items()]
     work.sort(key=lambda one: -one.size)
+    names = {name.replace("/", "_"): name for name in scenarios}
     with bench.progress("all algorithms", len(work)) as told:
-        done = side_by_side(partial(carry_out, out=out), work, lambda one: told(one.name), 2)
-    found = {outcome.name: outcome for outcome in done}
-    names = {name: name.replace("/", "_") for name in scenarios}
-    return {name: rows_of(found[short], out / short) for name, short in names.items()}
+
+        def finished(one: Experiment) -> None:
+            keep(names[one.name], rows_of(outcome_of(one, out), out / one.name))
+            told(one.name)
+
+        side_by_side(partial(carry_out, out=out), work, finished, 2)
 
 
 def longer_runs(names: Iterable[str], out: Path) -> dict[str, Scenario]:

@@ -197,7 +197,13 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-500:]
         raise P2PTrainError(f"{experiment.name} ended with {done.returncode}: {said}")
-    results = json.loads((folder / experiment.results).read_text(encoding="utf-8"))
+    return outcome_of(experiment, out)
+
+
+def outcome_of(experiment: Experiment, out: Path) -> Outcome:
+    """What came of an experiment that has run."""
+    text = (out / experiment.name / experiment.results).read_text(encoding="utf-8")
+    results = json.loads(text)
     return Outcome(experiment.name, results["claims"], results["rows"])
 
 

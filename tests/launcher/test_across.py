@@ -1,7 +1,11 @@
 """`make compare`: how `auto` did beside the others, from rows made by hand."""
 
+import json
 from pathlib import Path
 
+import pytest
+
+from p2plab import across
 from p2plab.across import (
     COMPARED,
     LONGER,
@@ -14,6 +18,7 @@ from p2plab.across import (
     page,
     with_longer,
 )
+from p2ptrain.errors import P2PTrainError
 
 
 def row(name: str, *curve: tuple[float, float], samples_per_s: float = 100.0) -> Row:
@@ -79,3 +84,20 @@ def test_where_the_rate_decays_a_row_gets_the_samples_that_it_makes_in_the_same_
     ((key, longer),) = longer_runs([name], tmp_path).items()
     assert (key, longer.algorithms) == (f"{name}, auto", ("auto",))
     assert longer.stop.samples == 40_000
+
+
+def test_rows_of_a_scenario_that_has_run_are_kept_if_a_later_one_fails(monkeypatch, tmp_path: Path):
+    def side_by_side(work, settings, told, at_once):
+        (tmp_path / settings[0].name).mkdir()
+        figures = {"samples_per_s": 9.0, "bytes_per_peer": 1.0, "wall_s": 2.0}
+        rows = [{"algorithm": "dear", "final": {"loss": 0.5}, **figures}]
+        results = json.dumps({"claims": [], "rows": rows})
+        (tmp_path / settings[0].name / "comparison.json").write_text(results)
+        told(settings[0])
+        raise P2PTrainError("no memory is left")
+
+    monkeypatch.setattr(across, "side_by_side", side_by_side)
+    with pytest.raises(P2PTrainError, match="no memory is left"):
+        across.main(["homogeneous", "one_slow"], "dear", out=tmp_path)
+    kept = [kept_rows(tmp_path, name) for name in ("homogeneous", "one_slow")]
+    assert [list(rows) for rows in kept] == [["dear"], []]
