@@ -67,6 +67,11 @@ class InvariantViolation(AssertionError):
     """The program is wrong about the world; carries the state that shows it."""
 
 
+def reason_of(error: BaseException) -> str:
+    """What the system says of an error, without the number that Python writes before it."""
+    return getattr(error, "strerror", None) or str(error) or "it does not answer"
+
+
 def check_above_0(section: str, config: object, *names: str) -> None:
     """Raise ConfigError for the first of these fields that is not a finite number above 0."""
     for name in names:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from p2ptrain.errors import CodecError, TransportError
+from p2ptrain.errors import CodecError, TransportError, reason_of
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_errors import GONE, is_cancelled
 from p2ptrain.net.grpc_waits import cancellable
@@ -72,7 +72,7 @@ class SocketPipe:
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as error:
-            raise TransportError(f"the connection broke: {error}") from error
+            raise TransportError(f"the connection broke: {reason_of(error)}") from error
 
     async def end(self) -> None:
         with suppress(OSError):

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.errors import CodecError, RefusedError, TransportError, reason_of
 from p2ptrain.ids import Seconds
 from p2ptrain.net import sealed, wire
 from p2ptrain.net.gate import Gate, caller
@@ -329,7 +329,9 @@ class SocketCaller:
                 seal = await self._introduce(connecting)
         except (OSError, TransportError) as error:
             connecting.close()
-            raise TransportError(f"no socket to {self._way.address!r}: {error}") from error
+            raise TransportError(
+                f"no socket to {self._way.address!r}: {reason_of(error)}"
+            ) from error
         connection = Connection(connecting, self._vectors, seal)
         self._all = [known for known in self._all if not known.closed]
         self._all.append(connection)
@@ -388,7 +390,7 @@ class Connection:
         self._busy -= 1
         self._maybe_free()
         if isinstance(error, (OSError, ValueError)):
-            raise TransportError(f"the connection broke: {error}") from error
+            raise TransportError(f"the connection broke: {reason_of(error)}") from error
 
     def _maybe_free(self) -> None:
         if self.closed and not self._busy:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.compute.replica import StateOwner
 from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.messages import MOST_BEFORE
-from p2ptrain.errors import StateError
+from p2ptrain.errors import StateError, reason_of
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Document
 from p2ptrain.runtime.copy_executor import CopyExecutor
@@ -174,8 +174,8 @@ class Checkpoints:
             finish = partial(self._folder.finish, partial_folder, document, vectors)
             size_bytes = await self._disk(finish)
         except (OSError, StateError) as error:
-            why = getattr(error, "strerror", None) or error
-            self._say(f"cannot write a checkpoint to {self._folder.folder} ({why})")
+            folder, why = self._folder.folder, reason_of(error)
+            self._say(f"cannot write a checkpoint to {folder} ({why})")
         else:
             self._is_failing = False
             lasted_s = host.now - self._last_at

@@ -63,7 +63,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, reason_of
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.line_file import LineFile
 
@@ -114,8 +114,7 @@ class JsonlMetrics:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = LineFile(path)
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cannot write records to {path}: {why}") from error
+            raise ConfigError(f"cannot write records to {path}: {reason_of(error)}") from error
 
     def record(self, kind: str, **fields: Any) -> None:
         line = self._line(kind, **fields)
