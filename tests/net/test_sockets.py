@@ -335,9 +335,9 @@ async def test_a_connection_carries_one_stream_after_the_other(callee, caller):
 async def test_a_connection_that_breaks_is_told_in_words(caller):
     await caller.connect()
     (connection,) = caller._all
-    with pytest.raises(TransportError, match=r"^the connection broke: Connection reset by peer$"):
-        with connection:
-            raise ConnectionResetError(104, "Connection reset by peer")
+    sentence = r"^the connection broke: Connection reset by peer$"
+    with pytest.raises(TransportError, match=sentence), connection:
+        raise ConnectionResetError(104, "Connection reset by peer")
 
 
 async def test_closing_leaves_no_socket_open(callee):
