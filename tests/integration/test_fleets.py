@@ -21,7 +21,7 @@ from p2ptrain.runtime.settings import StopConfig
 pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LAST_STEP_BEFORE_THE_KILL = 5
-INTERNALS = re.compile(r"grpc_|ipv[46]:|StatusCode|debug_error|Rpc|recvmsg|Errno", re.IGNORECASE)
+INTERNALS = re.compile(r"grpc_|ipv[46]:|StatusCode|debug_error|RpcError|\bRPC\b|recvmsg|Errno")
 """Words of gRPC and of the kernel, which an event of a run must not have."""
 
 
