@@ -2,7 +2,7 @@
 
 Each scenario of `COMPARED` runs in the simulator with every algorithm there is, with its defaults,
 and with the rows that the scenario itself compares. Runs are shorter than the scenarios' own, and
-of one seed, so that all of them take half an hour of two cores; figures are virtual, and a busy
+of one seed, so that all of them take an hour of two cores; figures are virtual, and a busy
 machine finds the same ones. An algorithm that a scenario cannot run (batches divided by speed under
 gossip) has no row there.
 
@@ -15,8 +15,7 @@ soonest was there, with its rate decayed by then. What is kept of that run is wh
 
 Rows are kept in the results' folder, a file per scenario, as soon as that has run. So a part of the
 table can be measured again: of some scenarios (their names), or some algorithms in each of them
-(``--algorithms auto``).
-The page is of all rows that are there.
+(``--algorithms auto``). The page is of all rows that are there.
 """
 
 import dataclasses

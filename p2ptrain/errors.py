@@ -69,7 +69,7 @@ class InvariantViolation(AssertionError):
 
 def reason_of(error: BaseException) -> str:
     """What the system says of an error, without the number that Python writes before it."""
-    return getattr(error, "strerror", None) or str(error) or "it does not answer"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def check_above_0(section: str, config: object, *names: str) -> None:

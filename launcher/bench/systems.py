@@ -373,9 +373,8 @@ def together(all_peers: Sequence[Round]) -> Round:
     Where shards are unequal, a peer sends more than the mean or less, and all together the same.
     """
     slowest = max(all_peers, key=lambda one: one.whole_s)
-    if slowest.sent_bytes is None:
-        return slowest
-    return replace(slowest, sent_bytes=round(fmean(one.sent_bytes or 0 for one in all_peers)))
+    sent = [one.sent_bytes for one in all_peers if one.sent_bytes is not None]
+    return replace(slowest, sent_bytes=round(fmean(sent)) if sent else None)
 
 
 def medians_of(rounds: Sequence[Round]) -> Json:

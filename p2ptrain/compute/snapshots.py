@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from p2ptrain.compute.replica import Replica
+from p2ptrain.errors import reason_of
 from p2ptrain.ids import Seconds
 
 TIME_SHARE = 0.2
@@ -73,7 +74,7 @@ class SnapshotWriter:
         try:
             step = await self.on_copy_thread(lambda: self._write_row(row))
         except OSError as error:  # it will be written over
-            self._say(f"cannot write a snapshot to {self.path} ({error.strerror or error})")
+            self._say(f"cannot write a snapshot to {self.path} ({reason_of(error)})")
             return
         self._is_failing = False
         tick = None if self.changed else self._tick

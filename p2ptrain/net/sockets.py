@@ -329,9 +329,8 @@ class SocketCaller:
                 seal = await self._introduce(connecting)
         except (OSError, TransportError) as error:
             connecting.close()
-            raise TransportError(
-                f"no socket to {self._way.address!r}: {reason_of(error)}"
-            ) from error
+            why = reason_of(error) or f"no answer within {CONNECT_S:g} s"
+            raise TransportError(f"no socket to {self._way.address!r}: {why}") from error
         connection = Connection(connecting, self._vectors, seal)
         self._all = [known for known in self._all if not known.closed]
         self._all.append(connection)

@@ -174,8 +174,7 @@ class Checkpoints:
             finish = partial(self._folder.finish, partial_folder, document, vectors)
             size_bytes = await self._disk(finish)
         except (OSError, StateError) as error:
-            folder, why = self._folder.folder, reason_of(error)
-            self._say(f"cannot write a checkpoint to {folder} ({why})")
+            self._say(f"cannot write a checkpoint to {self._folder.folder} ({reason_of(error)})")
         else:
             self._is_failing = False
             lasted_s = host.now - self._last_at

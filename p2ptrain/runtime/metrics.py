@@ -177,7 +177,7 @@ class TeeMetrics:
     def _warn(self, failing: int, error: OSError) -> None:
         place = error.filename or type(self._sinks[failing]).__name__
         text = (
-            f"cannot write to {place} ({error.strerror or error}); training goes on, and records "
+            f"cannot write to {place} ({reason_of(error)}); training goes on, and records "
             "go there again once that is possible"
         )
         for number, sink in enumerate(self._sinks):

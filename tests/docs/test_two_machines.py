@@ -75,11 +75,12 @@ def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):
     for printed in run_on_both(machines, tmp_path, both, ((FIRST,), (SECOND, FIRST, "TOKEN"))):
         found = re.search(r"loss (\S+) after (\d+) samples of both peers", printed)
         assert found, printed
-        assert float(found[1]) < 20, "a guess has 64, its mean with a trained model has 16"
+        # A mean of first steps that arrives at the last one leaves up to a quarter of that.
+        assert float(found[1]) < 16, "a guess has 64"
         assert int(found[2]) > 32 * 1000, "this peer's own samples are not all"
     one, other = (torch.load(tmp_path / f"machine{number}" / "model.pt") for number in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert (one["weight"] - 1).square().sum() < 16, "64 for a guess, the loss of this task"
+    assert (one["weight"] - 1).square().sum() < 0.1, "the loss of their mean; a guess has 64"
 
 
 def test_the_plain_program_takes_its_addresses_as_arguments(machines, tmp_path):

@@ -1,6 +1,7 @@
 """Sockets and shared memory beside gRPC: who gets in, what is believed, what is left behind."""
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -337,7 +338,17 @@ async def test_a_connection_that_breaks_is_told_in_words(caller):
     (connection,) = caller._all
     sentence = r"^the connection broke: Connection reset by peer$"
     with pytest.raises(TransportError, match=sentence), connection:
-        raise ConnectionResetError(104, "Connection reset by peer")
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+async def test_a_port_that_says_nothing_is_told_in_words(caller, monkeypatch):
+    async def wait(connecting: socket.socket) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(caller, "_introduce", wait)
+    monkeypatch.setattr("p2ptrain.net.sockets.CONNECT_S", 0.01)
+    with pytest.raises(TransportError, match=r"^no socket to .*: no answer within 0.01 s$"):
+        await caller.connect()
 
 
 async def test_closing_leaves_no_socket_open(callee):
