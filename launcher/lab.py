@@ -157,7 +157,12 @@ def _carry_out(
     clicked: ClickedFaults | None,
 ) -> None:
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
-    evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
+    evaluator = TaskEvaluator(
+        scenario.task,
+        scenario.seed,
+        scenario.task_options,
+        device=scenario.device if name == "process" else "cpu",  # elsewhere it is another machine's
+    )
     with open_display(console) as display:
         shown = WatchedDisplay(display, clicked) if clicked else display
         run_scenario(scenario, backend, name, folder, evaluator, shown, finished)

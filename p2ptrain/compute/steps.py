@@ -130,8 +130,9 @@ async def take_steps(
                 before = clock()
                 await peer.before_forward(bucket)
                 started += clock() - before
+        began = clock()
         samples, loss = work.compute(step, samples)
-        duration_s = pace.step_s(clock() - started, rank, step, peers, seed, share)
+        duration_s = pace.step_s(clock() - began, rank, step, peers, seed, share)
         if buckets and buckets.is_held:
             for part in buckets.shares:
                 at = started + duration_s * (FORWARD + (1 - FORWARD) * part)

@@ -2,6 +2,7 @@
 
 from math import nan
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, set_rate, train
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import ConfigError, StateError
+from p2ptrain.sim.replica import VectorBuckets, VectorReplica
 
 
 class Clock:
@@ -31,11 +33,10 @@ class Clock:
 
 
 class Peer:
-    buckets = None
-
     """Stops after so many steps, or at a moment of the clock; updates without any averaging."""
 
-    def __init__(self, model, optimizer, clock, steps=3, until_s=float("inf")):
+    def __init__(self, model, optimizer, clock, steps=3, until_s=float("inf"), buckets=None):
+        self.buckets = buckets
         self.replica = TorchReplica(model, optimizer)
         self.optimizer, self.clock, self.steps, self.until_s = optimizer, clock, steps, until_s
         self.calls, self.ended, self.rates, self.clips = [], [], [], set()
@@ -49,6 +50,9 @@ class Peer:
         return 2 * sum(samples for samples, _ in self.calls)  # another peer is as fast
 
     def register_for_checkpoint(self, name, owner):
+        pass
+
+    def before_forward(self, bucket):
         pass
 
     def batch_size(self, usual):
@@ -71,13 +75,14 @@ def run(
     steps=3,
     until_s=float("inf"),
     end_samples=None,
+    buckets=None,
 ):
     task = load_task("digits")
     config = config or TrainingConfig(batch_size=8)
     model = model or task.build_model(0)
     optimizer = build_optimizer(model, config)
     clock = Clock()
-    peer = Peer(model, optimizer, clock, steps, until_s)
+    peer = Peer(model, optimizer, clock, steps, until_s, buckets)
     train(
         task,
         model,
@@ -164,6 +169,14 @@ def test_a_step_lasts_as_long_as_the_pace_says():
     pace = StepTiming(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),))
     assert run(pace=pace, rank=0)[0].ended == pytest.approx([0.02, 0.04, 0.06])
     assert run(pace=pace, rank=1)[0].ended == pytest.approx([0.06, 0.12, 0.18])
+
+
+def test_a_step_lasts_as_long_however_many_buckets_travel_behind_it():
+    """A forward pass that is made to last is not stretched once more with the step."""
+    pace = StepTiming(min_step_ms=20, stragglers=(Straggler(factor=9, peers=(1,)),))
+    buckets = VectorBuckets(VectorReplica(np.zeros(40, np.float32)), most=1)
+    assert run(pace=pace, rank=0, buckets=buckets)[0].ended == pytest.approx([0.02, 0.04, 0.06])
+    assert run(pace=pace, rank=1, buckets=buckets)[0].ended == pytest.approx([0.18, 0.36, 0.54])
 
 
 def test_a_straggler_notices_the_end_within_50_ms_and_drops_its_step():
