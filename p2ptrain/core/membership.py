@@ -46,6 +46,7 @@ Sources: SWIM (Das, Gupta, Motivala, DSN 2002; suspicion as in its section 4.2);
 Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ from p2ptrain.core import messages as m
 from p2ptrain.core.adaptive_timeout import AdaptiveTimeout, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.hearsay import Hearsay
-from p2ptrain.core.messages import Member, MembershipMessage, MemberState
+from p2ptrain.core.messages import Member, MembershipMessage, MemberState, Phase
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -68,8 +69,15 @@ MOST_MEMBERS = 4000
 """Records of others that are kept. Beyond it dead members make room, or newcomers are ignored. Less
 than what fits into one `JoinReply`."""
 
+MOST_WAITING = 4096
+"""Newcomers whose own word waits while too many members are unmet. Too few: of more that start at
+once some are known to some only after a turn of gossip, and do not begin before."""
+
 MOST_INDIRECT_PROBES = 64
 """Indirect probes for others at a time."""
+
+BRIEF = 2
+"""A ping with no more records than its sender's and its target's is answered with as few."""
 
 LONG_GONE_S: Seconds = 60.0
 """For so long reports show who has died or left."""
@@ -127,10 +135,15 @@ class Membership(Roster):
         self._probe_at: Seconds = math.inf
         self._number = 0  # of pings
         self._probes: dict[PeerId, _Probe] = {}
+        self._due: list[tuple[Seconds, int, PeerId]] = []
+        """A heap of when each probe is due, with its number; also of probes that have ended. Of a
+        thousand peers that meet, each has hundreds of probes and asks for the first all the time.
+        """
         self._indirect_probes: dict[int, _IndirectProbe] = {}  # by the number of our ping
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
         self._hearsay = Hearsay()
+        self._waiting: dict[PeerId, Member] = {}  # newcomers, by their own word
         self._gone_at: dict[PeerId, Seconds] = {}  # since when the dead, and those that left, are
 
     def outlive(self, incarnation: int) -> None:
@@ -164,6 +177,7 @@ class Membership(Roster):
         self._indirect_probes.clear()
         self._suspicions.clear()
         self._hearsay = Hearsay()
+        self._waiting.clear()
 
     def has_met(self, peer: PeerId) -> bool:
         """True if it has answered us, or one that we chose to believe has vouched for it."""
@@ -195,6 +209,8 @@ class Membership(Roster):
                 continue
             is_known = peer == sender and heard.state is not MemberState.LEFT
             self._store(record, now, why, is_known)
+            if known is None and sender is not None:
+                self._introduce_ourselves(peer)
         if self._probe_at == math.inf and self.records and self.me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
@@ -206,8 +222,9 @@ class Membership(Roster):
         match message:
             case m.MembershipUpdates():
                 pass  # first, since these are most messages of a large swarm
-            case m.Ping(number=number):
-                self._emit(Send(source, m.Ack(number, self.piggyback(source))))
+            case m.Ping(number=number, members=members):
+                told = self._briefly(source) if len(members) <= BRIEF else self.piggyback(source)
+                self._emit(Send(source, m.Ack(number, told)))
             case m.Ack(number=number, members=members):
                 known = self.records.get(source)
                 own = (one.incarnation for one in members if one.peer == source)
@@ -237,17 +254,19 @@ class Membership(Roster):
 
     def handle_timer(self, now: Seconds) -> None:
         self._excuse_what_fell_due_unseen(now)
-        for peer, probe in sorted(self._probes.items()):
+        while self._first_due() <= now:
+            *_, peer = heapq.heappop(self._due)
+            probe = self._probes[peer]
             is_here = self.records[peer].state <= MemberState.SUSPECT  # the dead: once per round
             if probe.deadline <= now:
                 del self._probes[peer]
                 if is_here:
                     self._handle_silence(peer, probe, now)
-            elif probe.help_at <= now:
-                probe.help_at = math.inf
-                if is_here:
-                    self._ask_others(peer, probe)
-                    self._probe(peer, now)
+            elif is_here:
+                self._ask_others(peer, probe)
+                self._probe(peer, now)
+            else:
+                self._expect_answer(peer, probe)
         for number, indirect in tuple(self._indirect_probes.items()):
             if indirect.deadline <= now:
                 self._report(number, answered=False)
@@ -259,15 +278,14 @@ class Membership(Roster):
         for peer in self._hearsay.due(now):
             if self.records[peer].state >= MemberState.DEAD:
                 self._drop(peer)
+        self._admit_waiting(now)
         if self._probe_at <= now:
             self._probe_at = now + self._config.probe_period_s * (1 + self.timeout.doubt)
             if target := self._next_target():
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
-        first = min(self._probe_at, self._hearsay.next_deadline() or math.inf)
-        for probe in self._probes.values():
-            first = min(first, probe.help_at, probe.deadline)
+        first = min(self._probe_at, self._hearsay.next_deadline() or math.inf, self._first_due())
         for waiting in chain(self._indirect_probes.values(), self._suspicions.values()):
             first = min(first, waiting.deadline)
         return None if first == math.inf else first
@@ -291,8 +309,34 @@ class Membership(Roster):
                 self._hearsay.meet(heard.peer)
             return is_taken
         if heard.state >= MemberState.DEAD:
+            if heard.peer == sender:
+                self._waiting.pop(sender, None)
             return False  # we may have forgotten it, and others have not
-        return self._hearsay.may_introduce(sender, heard.peer, now) and self._make_room()
+        if self._hearsay.may_introduce(sender, heard.peer, now) and self._make_room():
+            return True
+        if heard.peer == sender and len(self._waiting) < MOST_WAITING:
+            self._waiting[sender] = heard
+        return False
+
+    def _introduce_ourselves(self, newcomer: PeerId) -> None:
+        """It was welcomed with a record of us that may be older than our last announcement.
+
+        Of peers that start together one would wait for us, for as long as gossip takes.
+        """
+        if self.me.phase is not Phase.ARRIVING:
+            self.announce((newcomer,))
+
+    def _admit_waiting(self, now: Seconds) -> None:
+        """Believe newcomers' own words, as far as fewer are unmet by now, and meet them."""
+        while self._waiting:
+            peer = next(iter(self._waiting))
+            heard = self._waiting.pop(peer)
+            if peer in self.records:
+                continue
+            if not self._may_learn(heard, now, peer):
+                return
+            self._store(heard, now, f"heard from {peer}", is_known=True)
+            self._meet(peer, now)
 
     def _merged(self, known: Member, heard: Member, now: Seconds, sender: PeerId | None) -> Member:
         """What we know of a peer after hearing `heard` from `sender`, perhaps of itself."""
@@ -433,10 +477,12 @@ class Membership(Roster):
             if waiting.deadline <= now and not waiting.is_excused:
                 waiting.is_excused = True
                 waiting.deadline = now + self.timeout.answer_s
+        self._due = [(min(p.help_at, p.deadline), p.number, t) for t, p in self._probes.items()]
+        heapq.heapify(self._due)
 
     # --- probes -----------------------------------------------------------------------------------
 
-    def _probe(self, target: PeerId, now: Seconds) -> _Probe:
+    def _probe(self, target: PeerId, now: Seconds, *, briefly: bool = False) -> _Probe:
         probe = self._probes.get(target)
         if probe is None:
             answer_s = self.timeout.answer_s
@@ -445,12 +491,37 @@ class Membership(Roster):
                 number=self._number, since=now, help_at=now + answer_s, deadline=now + 2 * answer_s
             )
             self._probes[target] = probe
+            heapq.heappush(self._due, (probe.help_at, probe.number, target))
         # Lost: looks like silence, so others are asked.
-        self._emit(Send(target, m.Ping(probe.number, self.piggyback(target))))
+        told = self._briefly(target) if briefly else self.piggyback(target)
+        self._emit(Send(target, m.Ping(probe.number, told)))
         return probe
 
-    def _ask_others(self, target: PeerId, probe: _Probe) -> None:
+    def _briefly(self, target: PeerId) -> tuple[Member, ...]:
+        """Our own record and the target's, for probes that are no turns of gossip.
+
+        A thousand peers that start at once meet in a million of them.
+        """
+        member = self.records.get(target)
+        return (self.me, member) if member else (self.me,)
+
+    def _first_due(self) -> Seconds:
+        """When the first probe is due; infinity if there is none."""
+        while self._due:
+            due_at, number, target = self._due[0]
+            probe = self._probes.get(target)
+            if probe and probe.number == number and due_at == min(probe.help_at, probe.deadline):
+                return due_at
+            heapq.heappop(self._due)
+        return math.inf
+
+    def _expect_answer(self, target: PeerId, probe: _Probe) -> None:
+        """Helpers are asked by now, if there are any: it is due at its deadline."""
         probe.help_at = math.inf
+        heapq.heappush(self._due, (probe.deadline, probe.number, target))
+
+    def _ask_others(self, target: PeerId, probe: _Probe) -> None:
+        self._expect_answer(target, probe)
         alive = self.alive()
         some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
         relays = [peer for peer in some if peer != target][: self._config.relays]
@@ -462,7 +533,7 @@ class Membership(Roster):
         member = self.records.get(source)
         is_here = member is not None and member.state <= MemberState.SUSPECT
         if is_here and source not in self._probes and self.me.state is MemberState.ALIVE:
-            self._probe(source, now)
+            self._probe(source, now, briefly=True)
 
     def _hear_answer(self, source: PeerId, number: int, now: Seconds) -> None:
         probe = self._probes.get(source)
@@ -470,6 +541,7 @@ class Membership(Roster):
             del self._probes[source]
             self._hearsay.meet(source)
             self.timeout.answered(now - probe.since, in_time=now <= probe.help_at)
+            self._admit_waiting(now)
         indirect = self._indirect_probes.get(number)
         if indirect and indirect.target == source:
             self._report(number, answered=True)
@@ -497,9 +569,8 @@ class Membership(Roster):
         return None
 
     def _probe_for(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
-        """Ping `target` for `asker`, with only our own record and the target's."""
-        member = self.records.get(target)
-        if member is None or asker not in self.records or target == asker:
+        """Ping `target` for `asker`."""
+        if target not in self.records or asker not in self.records or target == asker:
             return
         if len(self._indirect_probes) >= MOST_INDIRECT_PROBES:
             return
@@ -508,7 +579,7 @@ class Membership(Roster):
         self._indirect_probes[self._number] = _IndirectProbe(
             since=now, deadline=due, asker=asker, number=number, target=target
         )
-        self._emit(Send(target, m.Ping(self._number, (self.me, member))))
+        self._emit(Send(target, m.Ping(self._number, self._briefly(target))))
 
     def _report(self, number: int, *, answered: bool) -> None:
         indirect = self._indirect_probes.pop(number)

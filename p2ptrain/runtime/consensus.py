@@ -82,8 +82,9 @@ class Consensus:
                         raise host.failure
                     if host.stopping:
                         raise TransportError(f"no consensus: {host.name} was asked to end")
-                    others = membership.alive()
-                    if any(peer != host.name for peer in membership.participants()):
+                    others, here = membership.alive(), membership.reachable()
+                    trains = any(peer != host.name for peer in membership.participants())
+                    if trains or len(others) < len(here):  # a suspect is in, or is dead soon
                         await host.wait_for_change()
                     elif not others:
                         await self._take_own()

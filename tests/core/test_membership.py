@@ -932,6 +932,38 @@ def test_of_many_that_were_never_met_who_speaks_is_asked_once_at_a_time_whether_
     assert len(asked) == pings
 
 
+def test_a_newcomer_is_told_where_a_peer_stands_that_its_host_knows_from_before():
+    """Of 256 peers that started together, one waited 8 s for gossip, and began then."""
+    circle = Circle(2)
+    circle.peers["p01"].describe(phase=Phase.TRAINING)  # and p00 has not heard of it
+    newcomer = circle.add("p02")
+    assert newcomer.records[PeerId("p01")].phase is Phase.TRAINING
+
+
+def test_the_own_words_of_more_newcomers_than_may_be_unmet_wait_until_others_have_answered(
+    monkeypatch,
+):
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", 8)
+    circle = Circle(1)
+    victim, newcomers = circle.peers["p00"], {one.peer: one for one in made_up(60)}
+    for name, own in newcomers.items():
+        victim.receive(name, MembershipUpdates((own,)), circle.time)
+    assert len(victim.records) == 8
+    *_, gone = newcomers
+    goodbye = replace(newcomers.pop(gone), state=LEFT)
+    victim.receive(gone, MembershipUpdates((goodbye,)), circle.time)
+    for _, name, message in circle.sent:  # grows meanwhile
+        if isinstance(message, Ping):
+            victim.receive(name, Ack(message.number, (newcomers[name],)), circle.time)
+            assert len(message.members) == 2, "no gossip among a thousand that meet"
+    for _ in range(40):  # the first ones are met by turns of probes
+        circle.advance(0.25)
+        for _, name, message in circle.sent:
+            if isinstance(message, Ping):
+                victim.receive(name, Ack(message.number, (newcomers[name],)), circle.time)
+    assert sorted(victim.records) == sorted(newcomers)
+
+
 def test_a_member_cannot_declare_others_dead_or_gone():
     circle = Circle(4)
     circle.advance(5)

@@ -60,6 +60,23 @@ async def test_a_consensus_survives_the_peer_that_claims_it():
     await world.close()
 
 
+async def test_a_peer_that_is_suspected_at_the_end_is_in_the_mean():
+    """A busy machine had answered late: each of two peers took its own model for the mean."""
+    world = await build(2, "ad_psgd")
+    await world.train(3, steps_of(0.1))
+    await virtual_loop().wait(1.0)  # each knows that the other is done
+    for name, peer in world.peers.items():
+        (other,) = peer.driver.machine.membership.others
+        peer.driver.handle_broken(other.address, "a probe was late")
+        assert not peer.driver.machine.membership.alive(), name
+    tasks = [
+        peer.process.start(peer.driver.consensus.reach(peer.driver.consensus.count, 20.0))
+        for peer in world.peers.values()
+    ]
+    assert [(await task).weights for task in tasks] == [{"p0": 1, "p1": 1}] * 2
+    await world.close()
+
+
 async def test_who_still_trains_is_named():
     world = await build(2, "ad_psgd")
     for peer in world.peers.values():
