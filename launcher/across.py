@@ -2,7 +2,7 @@
 
 Each scenario of `COMPARED` runs in the simulator with every algorithm there is, with its defaults,
 and with the rows that the scenario itself compares. Runs are shorter than the scenarios' own, and
-of one seed, so that all of them take an hour of two cores; figures are virtual, and a busy
+of one seed, so that all of them take half an hour of two cores; figures are virtual, and a busy
 machine finds the same ones. An algorithm that a scenario cannot run (batches divided by speed under
 gossip) has no row there.
 
@@ -39,6 +39,7 @@ from p2plab.paper import Experiment, Outcome, carry_out, figure, markdown_row, o
 from p2plab.scenario import Scenario, folder_of_algorithm, load_scenario
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
 from p2ptrain.runtime.settings import StopConfig
 
 WITHIN = 0.05
@@ -74,6 +75,11 @@ COMPARED: Mapping[str, int] = {
 }
 """By scenario: samples of a run. Others are about containers, transports and faults, or repeat one
 of these with other seeds or in a larger form."""
+
+RARELY_S: Seconds = 5.0
+"""In `wan/*`, whose steps last seconds and whose runs last hours, how often peers ask each other
+whether they are there. At their usual four times a second, three of four simulated messages would
+be such questions, and the table would take two hours."""
 
 LONGER = 1.3
 """Times the best's time to the target: how long a row that was over sooner may take to it. More
@@ -174,9 +180,17 @@ def prepared(name: str, algorithms: Sequence[str] = (), stop: StopConfig | None 
     is_priced = name in PRICED
     steps = samples / (whole.peers * whole.training.batch_size)
     shortest_s = steps * (whole.pace.min_step_ms or 1000 * whole.snapshot_every_s) / 1000
+    protocol = whole.protocol
+    if name.startswith("wan/"):
+        protocol = dataclasses.replace(
+            protocol,
+            membership=dataclasses.replace(protocol.membership, probe_period_s=RARELY_S),
+            repair=dataclasses.replace(protocol.repair, ask_s=RARELY_S, silence_s=3 * RARELY_S),
+        )
     base = dataclasses.replace(
         whole,
         seeds=1,
+        protocol=protocol,
         training=dataclasses.replace(whole.training, warmup_samples=warmup),
         claims=(),
         gradients=whole.gradients and not is_priced,
