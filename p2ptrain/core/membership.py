@@ -144,6 +144,7 @@ class Membership(Roster):
         self._may_announce_at: Seconds = -math.inf
         self._hearsay = Hearsay()
         self._waiting: dict[PeerId, Member] = {}  # newcomers, by their own word
+        self._unheard: dict[PeerId, None] = {}  # members that have not spoken to us themselves
         self._gone_at: dict[PeerId, Seconds] = {}  # since when the dead, and those that left, are
 
     def outlive(self, incarnation: int) -> None:
@@ -199,6 +200,9 @@ class Membership(Roster):
                 self._maybe_refute(heard, now, sender)
                 continue
             known = self.records.get(peer)
+            if peer == sender and peer in self._unheard:
+                del self._unheard[peer]
+                self._introduce_ourselves(peer)
             if heard is known:
                 continue
             if known is not None:
@@ -209,8 +213,10 @@ class Membership(Roster):
                 continue
             is_known = peer == sender and heard.state is not MemberState.LEFT
             self._store(record, now, why, is_known)
-            if known is None and sender is not None:
+            if known is None and peer == sender:
                 self._introduce_ourselves(peer)
+            elif known is None and sender is not None:
+                self._unheard[peer] = None
         if self._probe_at == math.inf and self.records and self.me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
@@ -321,7 +327,8 @@ class Membership(Roster):
     def _introduce_ourselves(self, newcomer: PeerId) -> None:
         """It was welcomed with a record of us that may be older than our last announcement.
 
-        Of peers that start together one would wait for us, for as long as gossip takes.
+        Of peers that start together one would wait for us, for as long as gossip takes. Only those
+        that speak themselves are told: others may be made up, and their addresses anybody's.
         """
         if self.me.phase is not Phase.ARRIVING:
             self.announce((newcomer,))
@@ -416,6 +423,7 @@ class Membership(Roster):
         self._hearsay.forget(peer)
         self._gone_at.pop(peer, None)
         self._probes.pop(peer, None)
+        self._unheard.pop(peer, None)
 
     def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
         peer, known = member.peer, self.records.get(member.peer)

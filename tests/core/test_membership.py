@@ -940,6 +940,17 @@ def test_a_newcomer_is_told_where_a_peer_stands_that_its_host_knows_from_before(
     assert newcomer.records[PeerId("p01")].phase is Phase.TRAINING
 
 
+def test_a_member_is_told_where_a_peer_stands_when_it_speaks_itself_and_once():
+    circle = Circle(2)
+    teller, other = circle.peers["p00"], member("x")
+    teller.describe(phase=Phase.TRAINING)
+    teller.receive(PeerId("p01"), MembershipUpdates((other,)), circle.time)
+    assert [one for one in circle.sent if one[1] == "x"] == [], "it may be made up"
+    for _ in range(3):
+        teller.receive(other.peer, MembershipUpdates((other,)), circle.time)
+    assert [one[2] for one in circle.sent if one[1] == "x"] == [MembershipUpdates((teller.me,))]
+
+
 def test_the_own_words_of_more_newcomers_than_may_be_unmet_wait_until_others_have_answered(
     monkeypatch,
 ):
