@@ -422,6 +422,8 @@ def _measure(
 
         def finished(one: Experiment) -> None:
             keep(names[one.name], rows_of(outcome_of(one, out), out / one.name))
+            for models in (out / one.name).rglob("*.snapshots"):
+                models.unlink()  # 30 GB otherwise, and the curve of their mean is there
             told(one.name)
 
         side_by_side(partial(carry_out, out=out), work, finished, 2)
