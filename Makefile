@@ -62,7 +62,7 @@ wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres,
 
 COMPARED ?= $(if $(QUICK),$(RUNS)/compare.md,docs/compare.md)
 
-compare: $(READY)  ## all algorithms over all scenarios, simulated; half an hour of two idle cores, runs/compare and docs/compare.md
+compare: $(READY)  ## all algorithms over all scenarios, simulated; an hour of two idle cores, runs/compare and docs/compare.md
 	$(BIN)/python -m p2plab.across --out $(RUNS)/compare --page $(COMPARED) $(SMALL)
 
 PROTOS ?= p2ptrain/net/_pb
