@@ -56,7 +56,7 @@ class TaskEvaluator:
         return Score(found.loss, found.accuracy, found.recall)
 
     def _evaluate(self) -> Evaluation:
-        """Or on the processor: the device has no memory left, or a user's task knows none."""
+        """On the device, until it has no memory left or a user's task fails there."""
         try:
             return self._task.evaluate(self._module.to(self._device))
         except RuntimeError:

@@ -130,7 +130,7 @@ async def take_steps(
                 before = clock()
                 await peer.before_forward(bucket)
                 started += clock() - before
-        began = clock()
+        began = clock()  # what was slept of the forward pass is stretched already
         samples, loss = work.compute(step, samples)
         duration_s = pace.step_s(clock() - began, rank, step, peers, seed, share)
         if buckets and buckets.is_held:

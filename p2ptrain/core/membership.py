@@ -73,6 +73,10 @@ MOST_WAITING = 4096
 """Newcomers whose own word waits while too many members are unmet. Too few: of more that start at
 once some are known to some only after a turn of gossip, and do not begin before."""
 
+WAITING_S: Seconds = 10.0
+"""For so long. Too long: made-up newcomers are probed and forgotten, a share at a time, long after
+the last of them was sent."""
+
 MOST_INDIRECT_PROBES = 64
 """Indirect probes for others at a time."""
 
@@ -143,7 +147,7 @@ class Membership(Roster):
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
         self._hearsay = Hearsay()
-        self._waiting: dict[PeerId, Member] = {}  # newcomers, by their own word
+        self._waiting: dict[PeerId, tuple[Member, Seconds]] = {}  # newcomers' own words, and when
         self._unheard: dict[PeerId, None] = {}  # members that have not spoken to us themselves
         self._gone_at: dict[PeerId, Seconds] = {}  # since when the dead, and those that left, are
 
@@ -179,6 +183,7 @@ class Membership(Roster):
         self._suspicions.clear()
         self._hearsay = Hearsay()
         self._waiting.clear()
+        self._unheard.clear()
 
     def has_met(self, peer: PeerId) -> bool:
         """True if it has answered us, or one that we chose to believe has vouched for it."""
@@ -306,7 +311,7 @@ class Membership(Roster):
     # --- what to believe --------------------------------------------------------------------------
 
     def _may_learn(self, heard: Member, now: Seconds, sender: PeerId | None) -> bool:
-        """True if a member that we did not know is worth a record."""
+        """True if a member that we did not know gets a record now; its own word may wait for it."""
         if heard.incarnation > HIGHEST:
             return False
         if sender is None:
@@ -318,17 +323,21 @@ class Membership(Roster):
             if heard.peer == sender:
                 self._waiting.pop(sender, None)
             return False  # we may have forgotten it, and others have not
-        if self._hearsay.may_introduce(sender, heard.peer, now) and self._make_room():
+        if self._has_place(heard.peer, sender, now):
             return True
         if heard.peer == sender and len(self._waiting) < MOST_WAITING:
-            self._waiting[sender] = heard
+            self._waiting[sender] = heard, now
         return False
+
+    def _has_place(self, peer: PeerId, teller: PeerId, now: Seconds) -> bool:
+        """True if there is a record for `peer`, at the cost of `teller`'s share."""
+        return self._hearsay.may_introduce(teller, peer, now) and self._make_room()
 
     def _introduce_ourselves(self, newcomer: PeerId) -> None:
         """It was welcomed with a record of us that may be older than our last announcement.
 
-        Of peers that start together one would wait for us, for as long as gossip takes. Only those
-        that speak themselves are told: others may be made up, and their addresses anybody's.
+        Of peers that start together one would wait for us, for as long as gossip takes. A member
+        that has not spoken itself gets nothing: it may be made up, at the address of another host.
         """
         if self.me.phase is not Phase.ARRIVING:
             self.announce((newcomer,))
@@ -336,14 +345,14 @@ class Membership(Roster):
     def _admit_waiting(self, now: Seconds) -> None:
         """Believe newcomers' own words, as far as fewer are unmet by now, and meet them."""
         while self._waiting:
-            peer = next(iter(self._waiting))
-            heard = self._waiting.pop(peer)
-            if peer in self.records:
-                continue
-            if not self._may_learn(heard, now, peer):
+            peer, (heard, since) = next(iter(self._waiting.items()))
+            is_worth_it = peer not in self.records and now - since <= WAITING_S
+            if is_worth_it and not self._has_place(peer, peer, now):
                 return
-            self._store(heard, now, f"heard from {peer}", is_known=True)
-            self._meet(peer, now)
+            del self._waiting[peer]
+            if is_worth_it:
+                self._store(heard, now, f"heard from {peer}", is_known=True)
+                self._meet(peer, now)
 
     def _merged(self, known: Member, heard: Member, now: Seconds, sender: PeerId | None) -> Member:
         """What we know of a peer after hearing `heard` from `sender`, perhaps of itself."""

@@ -975,6 +975,18 @@ def test_the_own_words_of_more_newcomers_than_may_be_unmet_wait_until_others_hav
     assert sorted(victim.records) == sorted(newcomers)
 
 
+def test_the_word_of_a_newcomer_does_not_wait_for_ever(monkeypatch):
+    """Names that somebody made up come in no more once they are not sent any more."""
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", 8)
+    circle = Circle(1)
+    victim = circle.peers["p00"]
+    for own in made_up(60):
+        victim.receive(own.peer, MembershipUpdates((own,)), circle.time)
+    circle.advance(300)
+    assert not victim.records
+    assert not victim._waiting
+
+
 def test_a_member_cannot_declare_others_dead_or_gone():
     circle = Circle(4)
     circle.advance(5)

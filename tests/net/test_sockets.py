@@ -343,7 +343,7 @@ async def test_a_connection_that_breaks_is_told_in_words(caller):
 
 async def test_a_port_that_says_nothing_is_told_in_words(caller, monkeypatch):
     async def wait(connecting: socket.socket) -> None:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(caller, "_introduce", wait)
     monkeypatch.setattr("p2ptrain.net.sockets.CONNECT_S", 0.01)
