@@ -12,6 +12,7 @@ or G, ``S`` of a fragment.
 import asyncio
 import math
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -361,11 +362,15 @@ class FormedGroup(Attempt):
     def _payload(self) -> list[Bucket | Rounds]:
         """The items of what we contribute; the same names and sizes at all members."""
         vector_V, config, stated = self.vector_V, self._averages.config, self._contributions
+        judged_as, judged = self._effect.purpose, stated
         weight, codec = sum(one.weight for one in stated), config.gradient_codec
         divisor = usual_samples(stated) if self.what is What.STALE_GRADIENTS else weight
         cut = len(vector_V) - self._averages.replica.buffer_size
         if self._outer and self.what is What.PSEUDO_GRADIENTS:
             cut, divisor = len(vector_V), self._outer.divisor
+            if self._outer.gathers:
+                judged_as, judged = replace(judged_as, what=What.MODELS), (MODEL,) * len(stated)
+                codec = PLAIN
         if self.what in WITH_RESIDUAL and not self.sum and codec != PLAIN:
             if len(self.members) == 1:
                 codec = PLAIN  # nothing travels
@@ -385,7 +390,7 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
-        vote = self._averages.vote_on(self._effect.purpose, stated)
+        vote = self._averages.vote_on(judged_as, judged)
         is_robust, count = self.what is not What.CONSENSUS, len(self.members)
         buckets = [
             Bucket(

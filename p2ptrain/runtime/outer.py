@@ -21,6 +21,11 @@ momentum of that fragment over from a member:
 * if not, two parts of a swarm went on apart. Its model stays, and all that its part has trained
   becomes its next pseudo-gradient: a mean of both parts is made, and nothing is lost.
 
+**Unlike models.** Before the first outer step of a fragment, members may have models of their own,
+as where a swarm changes to DiLoCo from an algorithm that averages models. Where no more than half
+of them agree, their first group makes the mean of these models the anchor of all, without momentum,
+instead of an outer step; it travels as float32.
+
 So a pseudo-gradient is late, never lost, and none is applied to an anchor that it was not measured
 from. (Where each late one makes a step of its own, momentum has to be delayed: arXiv 2401.09135.)
 
@@ -58,7 +63,7 @@ from p2ptrain.core.shards import Span, shard
 from p2ptrain.errors import StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.agreed_state import digest_of
-from p2ptrain.runtime.robust import blocks
+from p2ptrain.runtime.robust import blocks, exact_squares
 from p2ptrain.vectors import LONG, NO_NUMBERS
 
 REMEMBERED = 64
@@ -173,6 +178,19 @@ class Outer:
             if weight:
                 np.add(into_S, self._left_M[at], out=into_S)
         return snapshot_S
+
+    def snapshot(self, span: Span, into_S: Vector) -> Vector:
+        """Fill in the model; returns the same once more, to be kept."""
+        self._replica.snapshot(into_S, span.start)
+        snapshot_S = vector_beside(span.size)
+        snapshot_S[:] = into_S
+        return snapshot_S
+
+    def gather(self, span: Span, mean_S: Vector, snapshot_S: Vector) -> Vector:
+        """The mean of all models becomes the anchor, and then what is to be added to the model."""
+        self.restart(span, mean_S)
+        np.subtract(mean_S, snapshot_S, out=mean_S)
+        return mean_S
 
     def keep(self, span: Span, left_S: Vector) -> None:
         """What a codec took from our part goes into the next one."""
@@ -345,14 +363,17 @@ class OuterPart:
         self._began_from = stated[rank].history
         histories = [(one.outer_steps, one.history) for one in stated]
         leading = max(histories, key=lambda one: (one[0], histories.count(one), -one[1]))
-        self.leads = [peer for peer, one in zip(members, histories, strict=True) if one == leading]
-        """The members whose pseudo-gradients are averaged."""
-        self.takes_part = histories[rank] == leading
+        self.gathers = not leading[0] and 1 < len(members) >= 2 * histories.count(leading)
+        """No step was made, and most members have models of their own: those are averaged."""
+        leads = [self.gathers or one == leading for one in histories]
+        self.leads = [peer for peer, one in zip(members, leads, strict=True) if one]
+        """The members whose pseudo-gradients, or models, are averaged."""
+        self.takes_part = leads[rank]
         self.after = leading[1]
         """The digest of the leading history, with this step once there is a mean."""
         self.weight = stated[rank].weight if self.takes_part else 0
-        weights = zip(stated, histories, strict=True)
-        self.divisor = sum(one.weight for one, history in weights if history == leading)
+        weights = [one.weight for one, does in zip(stated, leads, strict=True) if does]
+        self.divisor = len(members) if self.gathers else sum(weights)
         self.distance_l2 = 0.0
         """Of our pseudo-gradient and the mean."""
         self._snapshot_S = np.empty(0, np.float32)
@@ -365,7 +386,10 @@ class OuterPart:
 
     def fill(self, into_S: Vector) -> None:
         """Write what we contribute."""
-        self._snapshot_S = self._outer.contribute(self._span, self.weight, into_S)
+        if self.gathers:
+            self._snapshot_S = self._outer.snapshot(self._span, into_S)
+        else:
+            self._snapshot_S = self._outer.contribute(self._span, self.weight, into_S)
 
     def fill_model(self, model_S: Vector) -> None:
         """Remember the model that we contribute as it is."""
@@ -377,7 +401,7 @@ class OuterPart:
 
         Args:
             ticket: of the attempt.
-            mean_S: of pseudo-gradients; becomes the result.
+            mean_S: of pseudo-gradients, or of models; becomes the result.
             left_S: what a codec took from our part.
         """
         outer, history = self._outer, self._outer.histories[self._fragment]
@@ -386,6 +410,8 @@ class OuterPart:
         before, self.after = self.after, _following(self.after, ticket, mean_S)
         if history.digest != self._began_from:
             self.takes_part = False  # we have followed others meanwhile
+        if self.gathers:
+            return self._gather(mean_S) if self.takes_part else None
         if not self.takes_part:
             missed = Missed(before, ticket, mean_S)
             return outer.miss(self._fragment, missed) if self.is_behind else None
@@ -397,6 +423,13 @@ class OuterPart:
             outer.restart(self._span, self._snapshot_S)
             return None
         return self._step(mean_S)
+
+    def _gather(self, mean_S: Vector) -> Vector:
+        history = self._outer.histories[self._fragment]
+        history.steps, history.digests = 1, [self.after]
+        history.samples += self.weight
+        self.distance_l2 = math.sqrt(exact_squares(mean_S - self._snapshot_S))
+        return self._outer.gather(self._span, mean_S, self._snapshot_S)
 
     def take_in_model(self, delta_S: Vector) -> Vector:
         """The same of a mean of models, of which `delta_S` is mean - snapshot."""

@@ -216,6 +216,68 @@ def test_a_group_in_which_none_has_trained_makes_no_step():
     assert outer.hand_over(0) == before
 
 
+# --- models that differ before the first step -----------------------------------------------------
+
+
+def unlike(*starts: float) -> list[tuple[Outer, VectorReplica]]:
+    pairs = []
+    for start in starts:
+        replica = VectorReplica(np.full(6, start))
+        outer = Outer(NESTEROV, replica)
+        outer.begin(0)
+        pairs.append((outer, replica))
+    return pairs
+
+
+def parts_of(outers: list[Outer], samples: list[int]) -> list[OuterPart]:
+    names = [PeerId(f"p{number}") for number in range(len(outers))]
+    stated = [one.state(PURPOSE, made) for one, made in zip(outers, samples, strict=True)]
+    return [one.part(PURPOSE, names, stated, rank) for rank, one in enumerate(outers)]
+
+
+def test_their_mean_becomes_the_anchor_of_all_and_what_is_trained_meanwhile_is_kept():
+    pairs = unlike(1.0, 3.0, 8.0)
+    parts = parts_of([outer for outer, _ in pairs], [5, 1, 0])
+    assert all(part.gathers and part.takes_part for part in parts)
+    vectors = [np.empty(6, np.float32) for _ in parts]
+    for part, vector in zip(parts, vectors, strict=True):
+        part.fill(vector)
+    mean = np.add.reduce(vectors) / parts[0].divisor
+    for part, (outer, replica) in zip(parts, pairs, strict=True):
+        replica.live += 0.5  # trained while the mean is on its way
+        replica.add_delta(part.take_in(Ticket(A, 1, 1), mean.copy(), None), 0)
+        replica.settle()
+        assert replica.live.tolist() == [4.5] * 6
+        assert outer.anchor_M.tolist() == [4.0] * 6
+        assert not outer.momentum_M.any()
+    assert len({outer.histories[0].digest for outer, _ in pairs}) == 1
+    assert [outer.histories[0].samples for outer, _ in pairs] == [5, 1, 0]
+    assert not parts_of([outer for outer, _ in pairs], [9, 9, 9])[0].gathers, "the next is a step"
+
+
+def test_a_member_that_has_another_model_than_most_follows_them():
+    pairs = unlike(1.0, 1.0, 8.0)
+    parts = parts_of([outer for outer, _ in pairs], [5, 5, 5])
+    assert [(part.gathers, part.takes_part) for part in parts] == [
+        (False, True),
+        (False, True),
+        (False, False),
+    ]
+
+
+def test_a_member_whose_anchor_has_moved_meanwhile_takes_no_mean_of_models_in():
+    pairs = unlike(1.0, 3.0)
+    part, _ = parts_of([outer for outer, _ in pairs], [1, 1])
+    vector = np.empty(6, np.float32)
+    part.fill(vector)
+    outer = pairs[0][0]
+    step(outer, np.ones(6))
+    before = outer.hand_over(0)
+    assert part.take_in(Ticket(A, 1, 2), vector, None) is None
+    assert outer.hand_over(0) == before
+    assert part.is_behind, "so it takes over what the others have"
+
+
 # --- following ------------------------------------------------------------------------------------
 
 
@@ -444,6 +506,20 @@ async def test_each_sample_is_in_one_step_and_all_have_the_same_outer_state():
         for history in outer.histories:
             assert history.steps >= 9
             assert 0 < history.samples <= peer.driver.me.samples
+    await world.close()
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
+async def test_peers_with_models_of_their_own_have_one_anchor_after_one_group(codec: str):
+    """As after a change from gossip: to take over the anchor of one would have lost the others'."""
+    exchange = ExchangeConfig(gradient_codec=codec, norm_limit=10)
+    world = await build(4, "diloco", period=6, fragments=3, size=600, exchange=exchange)
+    await world.train(60, steps_of(0.1, p3=0.4), downhill)
+    assert_equal_states(world)
+    for peer in world.peers.values():
+        assert not peer.metrics.of("state")
+        groups = peer.metrics.of("group")
+        assert not any(record.get("offenders") for record in groups)
     await world.close()
 
 
