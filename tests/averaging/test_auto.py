@@ -38,6 +38,9 @@ EQUAL = Fleet(peers=[Load(step_s=0.1, samples=8, model_s=0.001)] * 4)
 ONE_SLOW = replace(EQUAL, peers=[*EQUAL.peers[:3], Load(step_s=0.4, samples=8, model_s=0.001)])
 SLOW_LINKS = replace(EQUAL, apart=0.01, peers=[Load(step_s=0.1, samples=8, model_s=0.33)] * 4)
 AS_LONG_AS_A_STEP = replace(EQUAL, peers=[Load(step_s=0.1, samples=8, model_s=0.06)] * 4)
+HALF_SLOW = replace(EQUAL, peers=[Load(step_s=s, samples=8, model_s=0.001) for s in (1, 1, 2, 2)])
+WAVERING = replace(EQUAL, peers=[replace(peer, spread_s=0.05) for peer in EQUAL.peers])
+DILOCO = "diloco period=16 fragments=4 outer_momentum=0.5"
 HOMES = replace(EQUAL, apart=1e-4, peers=[Load(step_s=2.5, samples=8, model_s=40)] * 4)
 
 
@@ -64,9 +67,8 @@ def test_one_slow_peer_slows_all_that_wait_for_it_and_no_others():
 
 
 def test_random_steps_cost_the_slowest_of_all_peers():
-    wavering = [replace(peer, spread_s=0.05) for peer in EQUAL.peers]
-    assert speed("allreduce", replace(EQUAL, peers=wavering)) < 0.6 * speed("allreduce", EQUAL)
-    assert speed(FIRST, replace(EQUAL, peers=wavering)) == speed(FIRST, EQUAL)
+    assert speed("allreduce", WAVERING) < 0.6 * speed("allreduce", EQUAL)
+    assert speed(FIRST, WAVERING) == speed(FIRST, EQUAL)
 
 
 def test_an_average_as_long_as_a_step_hides_behind_it():
@@ -117,6 +119,27 @@ def test_factors_cost_what_this_model_has_of_them():
     assert factors.average_s(half, 0.33) == pytest.approx(whole.average_s(half, 0.33) / 2)
     assert factors.average_s(SLOW_LINKS, 0.33) == whole.average_s(SLOW_LINKS, 0.33)
     assert load_algorithm(factors.now).config.rank == RANK, "whose numbers are counted"
+    fewest = candidate("powersgd rank=1")
+    assert fewest.average_s(half, 0.33) == pytest.approx(factors.average_s(half, 0.33) / RANK)
+    assert load_algorithm("powersgd", {"rank": 1}).config.rank == fewest.rank
+
+
+def test_late_gradients_teach_less_the_more_of_them_there_are():
+    taught = [
+        price(candidate("eager"), replace(EQUAL, peers=[*[usual] * 3, replace(usual, step_s=slow)]))
+        for usual in EQUAL.peers[:1]
+        for slow in (0.1, 2.0, 0.4, 0.2)
+    ]
+    assert [one.teaches for one in taught] == sorted((o.teaches for o in taught), reverse=True)
+    assert taught[0].teaches == candidate("eager").teaches, "none is late"
+
+
+def test_means_that_are_rare_teach_less_but_not_behind_an_outer_optimizer():
+    peer = HOMES.peers[0]
+    few, many = [replace(HOMES, peers=[replace(peer, model_s=s)] * 4) for s in (8, 40)]
+    gossip, outer = candidate(FIRST, "int8"), candidate(DILOCO, "int8")
+    assert price(gossip, many).teaches < 0.6 * price(gossip, few).teaches
+    assert price(outer, many).teaches > 0.9 * price(outer, few).teaches
 
 
 @pytest.mark.parametrize(
@@ -126,8 +149,12 @@ def test_factors_cost_what_this_model_has_of_them():
         (ONE_SLOW, FIRST),
         (replace(EQUAL, unlike=True), "dear"),
         (SLOW_LINKS, FIRST),
-        (HOMES, FIRST),
+        (HOMES, DILOCO),
+        (replace(HOMES, apart=0.03), DILOCO),
         (replace(EQUAL, apart=0.3), "dear"),
+        (replace(ONE_SLOW, unlike=True), "eager"),
+        (replace(HALF_SLOW, unlike=True), "dear"),
+        (replace(WAVERING, unlike=True), "dear"),
     ],
 )
 def test_each_fleet_has_its_best(fleet: Fleet, wanted: str):
@@ -150,6 +177,8 @@ def test_what_is_in_no_table_is_priced_by_what_it_declares():
     period = load_algorithm("local_sgd", {"period": 4})
     found = candidate_of("local_sgd period=4", period, ("fp32", "fp32"))
     assert (found.waits, found.averages, found.period) == ("group", "models", 4)
+    assert not found.has_outer
+    assert candidate_of("noloco", load_algorithm("noloco"), ("fp32", "fp32")).has_outer
     topk = candidate_of("topk", load_algorithm("topk"), ("fp32", "fp32"))
     assert (topk.waits, topk.averages) == ("all", "gradients")
 

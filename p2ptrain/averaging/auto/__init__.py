@@ -63,10 +63,6 @@ from p2ptrain.averaging.auto.decision import (
 KIND = "auto"
 """Of a report."""
 
-RARE_STEPS = 25
-"""Before it is decided to average more rarely than after each step. Fewer: models that were equal
-in the beginning are not yet as far apart as they will be."""
-
 REPORT_S: Seconds = 1.0
 """Between two reports of a peer, after the first ones, in a swarm of up to `REPORTS_PER_S`."""
 
@@ -161,10 +157,12 @@ class Auto(Algorithm):
     async def _watch(self, swarm: Swarm) -> None:
         """Report to the peer that decides, which may be this one."""
         self._begun_at = self._steps = await swarm.wait_for_update(0)
-        due: Seconds = 0
+        due, before = 0.0, swarm.now
         while True:
             self._steps = await swarm.wait_for_update(self._steps + 1)
-            if self._steps - self._begun_at > LEAST_STEPS and swarm.now < due:
+            lasted_s, before = swarm.now - before, swarm.now
+            later = swarm.now + lasted_s / 2 < due  # of all steps the one that ends nearest to then
+            if self._steps - self._begun_at > LEAST_STEPS and later:
                 continue
             trainees = swarm.trainees()
             due = swarm.now + period_of(trainees)
@@ -218,9 +216,7 @@ class Auto(Algorithm):
 
     @property
     def _choosable(self) -> Sequence[Candidate]:
-        early = self._steps - self._begun_at < RARE_STEPS
-        allowed = [one for one in CANDIDATES if self._may_be(one) and one not in self._refused]
-        return [one for one in allowed if one.period == 1 or not early]
+        return [one for one in CANDIDATES if self._may_be(one) and one not in self._refused]
 
     def _may_be(self, candidate: Candidate) -> bool:
         config = self.config

@@ -20,13 +20,20 @@ without an average (measured: 11 times as far after 16 updates). A mean of model
 from each other teaches half (from the same runs: at 0.03 nothing was lost, at 0.13 and more much).
 Where no trainer waits, averages that take m c l seconds are old by as many updates as are made
 meanwhile; `OLD` is lost of as many as there are from one average to the next. A fragment's average
-is over in about `fragment_s`, so it is not as old; each number still waits for its turn.
+is over in about `fragment_s`, so it is not as old; each number still waits for its turn, and means
+of models that are `RARE` teach less. Behind an outer optimizer rare means do not: how far models
+have come apart is what it measures.
+
+Where half of the peers wait for no one else, gradients of the others are late. They are right for a
+model that has moved on: with a share of `LATE` half of what is learned is lost. A peer is late if
+its step takes longer than the median one, by more than equal peers' steps differ (`EQUALLY_FAST`);
+of steps that vary, as often as a normal distribution says.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median_low
+from statistics import NormalDist, fmean, median_low
 from typing import Literal
 
 from p2ptrain.averaging import Algorithm, Seconds
@@ -42,6 +49,20 @@ CODEC = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "int4": 0.125}
 
 OLD = 0.3
 """What is lost if an average is on its way for as long as there is from one to the next."""
+
+RARE = 0.25
+"""What is lost for each update that a model makes while its mean is on its way (from the same runs:
+of `wan/*`, where models take as long as 2 to 16 updates)."""
+
+LATE = 0.12
+"""At this share of late gradients half of what is learned is lost (from the same runs: at 0.08
+nothing was lost, at 0.25 and more much)."""
+
+RANK = 4
+"""Of factors, by default."""
+
+EQUALLY_FAST = 1.1
+"""Steps of so many times the median one are not longer, as far as measurements can tell."""
 
 UNLIKE = 0.2
 """Of what is learned, the share that means of models keep where peers have unlike data (measured,
@@ -76,7 +97,7 @@ class Fleet:
     unlike: bool = False
     """Peers have unlike data."""
     low_rank: float = 1.0
-    """The share of a gradient's numbers that its factors have."""
+    """The share of a gradient's numbers that its factors of `RANK` have."""
 
     @property
     def slowest_link_s(self) -> Seconds:
@@ -104,8 +125,10 @@ class Candidate:
     """Peers of a group; 0: all of them."""
     hides: tuple[float, float] = (0, 0)
     """Shares of a step behind which the two halves of an average travel."""
-    low_rank: bool = False
-    """Factors of gradients travel, instead of all their numbers."""
+    rank: int = 0
+    """Of the factors of gradients that travel, instead of all their numbers; 0: those travel."""
+    has_outer: bool = False
+    """Means are of pseudo-gradients, for an outer optimizer."""
     servers: int = 0
     """Peers that reduce a part each (`parameter_server`); 0: all peers."""
     fragment_s: Seconds = math.inf
@@ -115,7 +138,7 @@ class Candidate:
     @property
     def codecs(self) -> tuple[str, str]:
         """Of models, and of gradients and pseudo-gradients."""
-        of_gradients = self.averages == "gradients" or self.now.startswith("diloco")
+        of_gradients = self.averages == "gradients" or self.has_outer
         return ("fp32", self.codec) if of_gradients else (self.codec, "fp32")
 
     def average_s(self, fleet: Fleet, link_s: Seconds) -> Seconds:
@@ -125,7 +148,7 @@ class Candidate:
         owners = min(self.servers or size, size)
         # One of n owners sends its means to P - 1 peers, and its own numbers to n - 1 owners.
         moved = 1.0 if size == 2 else (size + owners - 2) / owners
-        sent = fleet.low_rank if self.low_rank else 1.0
+        sent = fleet.low_rank * self.rank / RANK if self.rank else 1.0
         return moved * sent * CODEC[self.codec] * link_s
 
 
@@ -137,8 +160,9 @@ CANDIDATES = (
         now="diloco period=16 fragments=4 outer_momentum=0.5",
         waits="none",
         period=16,
+        has_outer=True,
         codec="int8",
-        teaches=0.65,
+        teaches=0.6,
     ),
     Candidate(now="allreduce", waits="all", averages="gradients", teaches=1.0),
     Candidate(
@@ -147,8 +171,9 @@ CANDIDATES = (
     Candidate(now="allreduce", waits="all", averages="gradients", codec="int8", teaches=0.98),
     Candidate(now="sgp", waits="all", size=2, teaches=1.05),
     Candidate(now="parameter_server", waits="all", averages="gradients", servers=1, teaches=1.0),
-    Candidate(now="powersgd", waits="all", averages="gradients", low_rank=True, teaches=0.8),
-    Candidate(now="eager", waits="half", averages="gradients", teaches=0.3),
+    Candidate(now="powersgd", waits="all", averages="gradients", rank=RANK, teaches=0.85),
+    Candidate(now="powersgd rank=1", waits="all", averages="gradients", rank=1, teaches=0.65),
+    Candidate(now="eager", waits="half", averages="gradients", teaches=0.85),
 )
 """What `auto` chooses from; of equal ones the first.
 
@@ -187,6 +212,7 @@ def candidate_of(now: str, algorithm: Algorithm, codecs: tuple[str, str]) -> Can
         teaches=0.9,
         averages="gradients" if of_gradients else "models",
         period=getattr(algorithm.config, "period", 1),
+        has_outer=algorithm.outer is not None,
         size=0 if of_gradients else 2,
         servers=getattr(algorithm.config, "servers", 0),
         codec=codecs[of_gradients],
@@ -229,11 +255,32 @@ def _samples_per_s(candidate: Candidate, fleet: Fleet) -> float:
 
 def _teaches(candidate: Candidate, fleet: Fleet) -> float:
     if candidate.averages == "gradients":
-        return candidate.teaches
-    old = _transfer_updates(candidate, fleet, candidate.fragment_s) / candidate.period
-    apart = fleet.apart * drift(candidate, fleet)
+        late = _late_share(fleet) if candidate.waits == "half" else 0.0
+        return candidate.teaches / (1 + (late / LATE) ** 2)
     unlike = UNLIKE if fleet.unlike else 1.0
-    return unlike * candidate.teaches / ((1 + OLD * old) * (1 + (apart / APART) ** 2))
+    old = _transfer_updates(candidate, fleet, candidate.fragment_s) / candidate.period
+    worth = unlike * candidate.teaches / (1 + OLD * old)
+    if candidate.has_outer:
+        return worth
+    rare = RARE * _transfer_updates(candidate, fleet)
+    apart = fleet.apart * drift(candidate, fleet)
+    return worth / ((1 + rare) * (1 + (apart / APART) ** 2))
+
+
+def _late_share(fleet: Fleet) -> float:
+    """Of all gradients, how many come too late where half of the peers do not wait."""
+    median_s = median_low(peer.step_s for peer in fleet.peers)
+    made = [peer.samples / max(peer.step_s, median_s) for peer in fleet.peers]
+    than_s = EQUALLY_FAST * median_s
+    late = [_is_longer(peer, than_s) * one for peer, one in zip(fleet.peers, made, strict=True)]
+    return sum(late) / sum(made)
+
+
+def _is_longer(peer: Load, than_s: Seconds) -> float:
+    """The probability that a step of a peer takes longer."""
+    if peer.spread_s <= 0:
+        return float(peer.step_s > than_s)
+    return NormalDist(peer.step_s, peer.spread_s).cdf(2 * peer.step_s - than_s)
 
 
 def _transfer_updates(candidate: Candidate, fleet: Fleet, most_s: Seconds = math.inf) -> float:
