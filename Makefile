@@ -61,9 +61,10 @@ wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres,
 	$(BIN)/python -m p2plab.wan --out $(RUNS)/wan --page $(LINKS) $(SMALL)
 
 COMPARED ?= $(if $(QUICK),$(RUNS)/compare.md,docs/compare.md)
+COMPARED_SEEDS ?= 1
 
 compare: $(READY)  ## all algorithms over all scenarios, simulated; an hour of two idle cores, runs/compare and docs/compare.md
-	$(BIN)/python -m p2plab.across --out $(RUNS)/compare --page $(COMPARED) $(SMALL)
+	$(BIN)/python -m p2plab.across --out $(RUNS)/compare --page $(COMPARED) --seeds $(COMPARED_SEEDS) $(SMALL)
 
 PROTOS ?= p2ptrain/net/_pb
 PAGES  ?= docs/algorithms

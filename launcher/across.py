@@ -15,7 +15,8 @@ soonest was there, with its rate decayed by then. What is kept of that run is wh
 
 Rows are kept in the results' folder, a file per scenario, as soon as that has run. So a part of the
 table can be measured again: of some scenarios (their names), or some algorithms in each of them
-(``--algorithms auto``). The page is of all rows that are there.
+(``--algorithms auto``). The page is of all rows that are there. With ``--seeds 5`` all of it runs
+with four further seeds, each in a folder of its own; the page says what `auto` needed in those.
 """
 
 import dataclasses
@@ -115,6 +116,7 @@ _AUTO_COLUMNS = (
     "`auto`'s",
     "over the best's",
     "loss over the best's",
+    "time over the best's, the median",
 )
 _COLUMNS = ("", "to the target, s", "samples/s", "loss", "MB per peer")
 
@@ -139,7 +141,8 @@ _ABOUT_AUTO = (
     "whole run. Constants of `auto` were set while some of these scenarios were looked at, and "
     "where `ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no "
     "harm, not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet "
-    "changes half-way."
+    "changes half-way. The last column is over several seeds, where those were run, with as many "
+    "rows as were run then."
 )
 
 
@@ -161,13 +164,16 @@ class Row:
         return next((wall_s for wall_s, reached in self.curve if reached <= loss), None)
 
 
-def prepared(name: str, algorithms: Sequence[str] = (), stop: StopConfig | None = None) -> Scenario:
+def prepared(
+    name: str, algorithms: Sequence[str] = (), stop: StopConfig | None = None, further: int = 0
+) -> Scenario:
     """A scenario in the form in which it is compared, with all algorithms that it can run.
 
     Args:
         name: of `COMPARED`.
         algorithms: only these; all by default.
         stop: when it ends instead.
+        further: this seed after the scenario's own.
 
     Raises:
         ConfigError: if it is not among those compared.
@@ -190,6 +196,7 @@ def prepared(name: str, algorithms: Sequence[str] = (), stop: StopConfig | None 
         )
     base = dataclasses.replace(
         whole,
+        seed=whole.seed + further,
         seeds=1,
         protocol=protocol,
         training=dataclasses.replace(whole.training, warmup_samples=warmup),
@@ -311,11 +318,20 @@ def target_of(rows: Sequence[Row]) -> float | None:
     return (1 + WITHIN) * min(losses) if losses else None
 
 
-def beside(name: str, rows: Sequence[Row]) -> str | None:
-    """The line about `AUTO` beside all others; None if it did not run, or no other got there.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """`AUTO` beside all others; times are to the target, or of the run if nothing was trained."""
 
-    Time is that to the target; where nothing was trained, that of the whole run.
-    """
+    best: Row
+    best_s: Seconds
+    usual_s: Seconds
+    """The median of the others."""
+    own: Row
+    own_s: Seconds
+
+
+def found_beside(name: str, rows: Sequence[Row]) -> Beside | None:
+    """None if `AUTO` did not run, or no other was at the target."""
     target = target_of(rows)
 
     def time_of(row: Row) -> float:
@@ -328,11 +344,30 @@ def beside(name: str, rows: Sequence[Row]) -> str | None:
     others = sorted((row for row in rows if row.algorithm != AUTO), key=time_of)
     if own is None or not others or time_of(others[0]) == math.inf:
         return None
-    best, usual = others[0], median(map(time_of, others))
+    usual_s = median(map(time_of, others))
+    return Beside(others[0], time_of(others[0]), usual_s, own, time_of(own))
+
+
+def beside(name: str, rows: Sequence[Row], further: Sequence[Sequence[Row]] = ()) -> str | None:
+    """The line about `AUTO`; None if there is none.
+
+    Args:
+        name: the scenario.
+        rows: of its own seed.
+        further: of further seeds.
+    """
+    found = found_beside(name, rows)
+    if found is None:
+        return None
+    best, own = found.best, found.own
     losses = own.loss / best.loss if own.loss is not None and best.loss else None
-    times = [time_of(best), usual, time_of(own), time_of(own) / time_of(best)]
+    times = [found.best_s, found.usual_s, found.own_s, found.own_s / found.best_s]
     cells = ["-" if value == math.inf else figure(value) for value in times]
-    return markdown_row([f"`{name}`", f"`{best.algorithm}`", *cells, figure(losses)])
+    of_seeds = [found, *(one for other in further if (one := found_beside(name, other)))]
+    ratio = median(one.own_s / one.best_s for one in of_seeds)
+    said = f"{'-' if ratio == math.inf else figure(ratio)} of {len(of_seeds)}"
+    cells += [figure(losses), said if further else ""]
+    return markdown_row([f"`{name}`", f"`{best.algorithm}`", *cells])
 
 
 def section(name: str, rows: Sequence[Row]) -> str:
@@ -358,9 +393,14 @@ def section(name: str, rows: Sequence[Row]) -> str:
     return f"### {name}\n\n{said}\n\n" + "\n".join(lines)
 
 
-def page(found: Mapping[str, Sequence[Row]]) -> str:
-    """The whole page, of the rows of each scenario."""
-    lines = [line for name, rows in found.items() if (line := beside(name, rows))]
+def page(
+    found: Mapping[str, Sequence[Row]], further: Mapping[str, Sequence[Sequence[Row]]] | None = None
+) -> str:
+    """The whole page, of the rows of each scenario, and of those of further seeds."""
+    seeds = further or {}
+    lines = [
+        line for name, rows in found.items() if (line := beside(name, rows, seeds.get(name, ())))
+    ]
     table = [markdown_row(_AUTO_COLUMNS), "|" + "---|" * len(_AUTO_COLUMNS), *lines]
     about = [AUTO_HEADING, _ABOUT_AUTO, "\n".join(table)] if lines else []
     left = len(COMPARED) - len(found)
@@ -379,16 +419,49 @@ def main(
     ] = "",
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("runs/compare"),
     to: Annotated[Path | None, typer.Option("--page", help="Markdown file for the tables.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from the scenario's own.")] = 1,
     quick: Quick = False,
 ) -> None:
     """Run all algorithms in all scenarios of the comparison, two scenarios at a time."""
     bench = Bench(out, check=False, quick=quick)
     asked = [name.strip() for name in algorithms.split(",") if name.strip()]
+    for number in range(seeds):
+        _measure_seed(bench, number, folder_of_seed(out, number), names, asked, quick=quick)
+    kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
+    text = page({name: rows for name, rows in kept.items() if rows}, further_rows(out))
+    bench.console.print(text.partition(HEADING)[2], markup=False)
+    if to is not None:
+        to.write_text(text, encoding="utf-8")
+
+
+def folder_of_seed(out: Path, number: int) -> Path:
+    """Where the rows of a seed are: the scenarios' own, number 0, beside the folders of others."""
+    return out / f"seed_{number}" if number else out
+
+
+def further_rows(out: Path) -> dict[str, list[list[Row]]]:
+    """The rows of further seeds, by scenario."""
+    folders = [path for path in sorted(out.glob("seed_*")) if path.is_dir()]
+    rows = {name: [list(kept_rows(one, name).values()) for one in folders] for name in COMPARED}
+    return {name: [one for one in found if one] for name, found in rows.items()}
+
+
+def _measure_seed(
+    bench: Bench,
+    number: int,
+    out: Path,
+    names: Sequence[str] | None,
+    asked: Sequence[str],
+    *,
+    quick: bool,
+) -> None:
     few = asked or (FEW if quick else ())
-    chosen = {name: prepared(name, few) for name in names or ([QUICK] if quick else COMPARED)}
+    wanted = names or ([QUICK] if quick else COMPARED)
+    chosen = {name: prepared(name, few, further=number) for name in wanted}
     chosen = {name: one for name, one in chosen.items() if one.algorithms}
     if not chosen:
-        raise ConfigError(f"--algorithms {algorithms}: no scenario that is compared has such a row")
+        rows = ", ".join(asked)
+        raise ConfigError(f"--algorithms {rows}: no scenario that is compared has such a row")
 
     def keep(name: str, rows: Sequence[Row]) -> None:
         keep_rows(out, name, rows, whole=not asked)
@@ -398,13 +471,8 @@ def main(
         keep_rows(out, name, with_longer(list(kept_rows(out, name).values()), rows), whole=True)
 
     _measure(bench, chosen, out, keep, quick=quick)
-    longer = {} if quick else longer_runs(chosen, out)
+    longer = {} if quick else longer_runs(chosen, out, number)
     _measure(bench, longer, out / "longer", keep_longer, quick=quick)
-    kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
-    text = page({name: rows for name, rows in kept.items() if rows})
-    bench.console.print(text.partition(HEADING)[2], markup=False)
-    if to is not None:
-        to.write_text(text, encoding="utf-8")
 
 
 def _measure(
@@ -430,18 +498,19 @@ def _measure(
         side_by_side(partial(carry_out, out=out), work, finished, 2)
 
 
-def longer_runs(names: Iterable[str], out: Path) -> dict[str, Scenario]:
+def longer_runs(names: Iterable[str], out: Path, further: int = 0) -> dict[str, Scenario]:
     """What is to run once more, by the scenario's name and perhaps its row."""
     scenarios = {}
     for name in names:
         kept = kept_rows(out, name)
         rows, seconds = over_too_soon(list(kept.values()))
         if rows and load_scenario(name).training.schedule == "constant":
-            scenarios[name] = prepared(name, rows, StopConfig(seconds=seconds))
+            scenarios[name] = prepared(name, rows, StopConfig(seconds=seconds), further)
             continue
         for row in rows:
             samples = round(kept[row].samples_per_s * seconds / LONGER)
-            scenarios[name + OF_ROW + row] = prepared(name, [row], StopConfig(samples=samples))
+            stop = StopConfig(samples=samples)
+            scenarios[name + OF_ROW + row] = prepared(name, [row], stop, further)
     return scenarios
 
 

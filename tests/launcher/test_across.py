@@ -11,11 +11,14 @@ from p2plab.across import (
     LONGER,
     Row,
     beside,
+    folder_of_seed,
+    further_rows,
     keep_rows,
     kept_rows,
     longer_runs,
     over_too_soon,
     page,
+    prepared,
     with_longer,
 )
 from p2ptrain.errors import P2PTrainError
@@ -33,15 +36,29 @@ def test_auto_is_compared_with_the_best_and_the_median_of_the_others():
         row("wagma", (5.0, 0.9)),
         row("auto", (6.0, 0.6), (12.0, 0.404)),
     ]
-    assert beside("one_slow", rows) == "| `one_slow` | `dear` | 10 | 20 | 12 | 1.2 | 1.01 |"
+    assert beside("one_slow", rows) == "| `one_slow` | `dear` | 10 | 20 | 12 | 1.2 | 1.01 |  |"
     text = page({"one_slow": rows})
     assert "`auto` beside the best" in text
     assert f"{len(COMPARED) - 1} were not run here" in text
 
 
+def test_of_several_seeds_the_median_of_what_auto_took_is_said(tmp_path: Path):
+    for number, took_s in enumerate((12.0, 5.0, 11.0)):
+        rows = [row("dear", (10.0, 0.4)), row("auto", (took_s, 0.4))]
+        folder = folder_of_seed(tmp_path, number)
+        folder.mkdir(exist_ok=True)
+        keep_rows(folder, "one_slow", rows, whole=True)
+    assert prepared("one_slow", further=2).seed == prepared("one_slow").seed + 2
+    further = further_rows(tmp_path)["one_slow"]
+    line = beside("one_slow", list(kept_rows(tmp_path, "one_slow").values()), further)
+    assert line == "| `one_slow` | `dear` | 10 | 10 | 12 | 1.2 | 1 | 1.1 of 3 |"
+    assert "1.1 of 3" in page({"one_slow": rows}, {"one_slow": further})
+    assert further_rows(tmp_path)["half_slow"] == []
+
+
 def test_where_nothing_was_trained_speed_counts():
     rows = [row("dear", samples_per_s=64), row("auto", samples_per_s=80)]
-    assert beside("hidden", rows) == "| `hidden` | `dear` | 10 | 10 | 8 | 0.8 |  |"
+    assert beside("hidden", rows) == "| `hidden` | `dear` | 10 | 10 | 8 | 0.8 |  |  |"
 
 
 def test_without_auto_the_page_has_no_such_table():
@@ -66,7 +83,7 @@ def test_a_row_that_is_over_before_the_soonest_is_there_runs_once_more():
     assert over_too_soon([slow, far, fast]) == (["auto"], LONGER * 10)
     rows = with_longer([slow, far, fast], [row("auto", (3.0, 0.5), (5.0, 0.41), (13.0, 0.2))])
     assert over_too_soon(rows) == ([], LONGER * 5.0)
-    assert beside("one_slow", rows) == "| `one_slow` | `sgp` | 10 | - | 5 | 0.5 | 1.25 |"
+    assert beside("one_slow", rows) == "| `one_slow` | `sgp` | 10 | - | 5 | 0.5 | 1.25 |  |"
 
 
 def test_where_nothing_was_trained_no_row_runs_once_more():
