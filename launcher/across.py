@@ -141,8 +141,8 @@ _ABOUT_AUTO = (
     "whole run. Constants of `auto` were set while some of these scenarios were looked at, and "
     "where `ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no "
     "harm, not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet "
-    "changes half-way. The last column is over several seeds, where those were run, with as many "
-    "rows as were run then."
+    "changes half-way. The last column is over several seeds, where those were run: of each seed "
+    "among the rows that were run with it."
 )
 
 
@@ -428,7 +428,7 @@ def main(
     for number in range(seeds):
         _measure_seed(bench, number, folder_of_seed(out, number), names, asked, quick=quick)
     kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
-    text = page({name: rows for name, rows in kept.items() if rows}, further_rows(out))
+    text = page({name: rows for name, rows in kept.items() if rows}, further_rows(out, seeds))
     bench.console.print(text.partition(HEADING)[2], markup=False)
     if to is not None:
         to.write_text(text, encoding="utf-8")
@@ -439,9 +439,9 @@ def folder_of_seed(out: Path, number: int) -> Path:
     return out / f"seed_{number}" if number else out
 
 
-def further_rows(out: Path) -> dict[str, list[list[Row]]]:
-    """The rows of further seeds, by scenario."""
-    folders = [path for path in sorted(out.glob("seed_*")) if path.is_dir()]
+def further_rows(out: Path, seeds: int) -> dict[str, list[list[Row]]]:
+    """The rows of further seeds, by scenario; of so many seeds in all, if they were run."""
+    folders = [folder_of_seed(out, number) for number in range(1, seeds)]
     rows = {name: [list(kept_rows(one, name).values()) for one in folders] for name in COMPARED}
     return {name: [one for one in found if one] for name, found in rows.items()}
 

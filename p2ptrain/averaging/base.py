@@ -79,6 +79,8 @@ class Measured:
     loss: float | None = None
     low_rank: float = 1.0
     """The share of a gradient's numbers that its factors of rank 4 have (`powersgd`)."""
+    lowest_rank: float = 1.0
+    """The same of factors of rank 1."""
 
 
 class Swarm(Protocol):

@@ -28,8 +28,9 @@ Differences from the papers, and why:
   peer that missed a step follows the others' x0 and m, and contributes to the next what it has
   trained (`runtime/outer.py`); a newcomer does too. Papers whose late pseudo-gradients make steps
   of their own have to delay the momentum.
-* *Models that differ at first*, as where a swarm changes to DiLoCo from gossip: their mean becomes
-  the model from which all make their first outer step.
+* *Models that differ at first*, as where a swarm changes to DiLoCo from gossip. If no more than
+  half of them are equal, their mean, as float32, becomes the model from which all make their first
+  outer step; else the others follow those that are.
 * *Codecs* (`gradient_codec`) apply to pseudo-gradients, with error feedback; four bits are enough.
 * *Alone*, a peer makes no outer step.
 """

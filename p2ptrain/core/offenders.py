@@ -5,8 +5,9 @@ Each member that reduces measures what the others have contributed there, and vo
 * **norm**: a contribution is an offence if its norm is more than `norm_limit` times the median of
   this group's, and of recent ones of the same kind. The first median bears with a swarm whose
   gradients grow, the second with models that happen to be equal: of models no vote is cast before
-  `LEAST_NORMS` are known, nor against one that is near (`NEAR`): where models have stopped
-  learning, any difference but rounding is many times the usual one.
+  `LEAST_NORMS` are known (but where they meet only once: `Measured.only_here`), nor against one
+  that is near (`NEAR`): where models have stopped learning, any difference but rounding is many
+  times the usual one.
 * **opposed**: where members point the same way (the median of the cosines between each contribution
   and the sum of the others is above `AGREE`), one whose cosine is below -`AGREE` is opposed; it is
   an offence in the `opposed_groups`-th such group in a row. Members whose data differ do not agree
@@ -69,6 +70,9 @@ class Measured:
     """The norm of this member's, if these are of what the others' models differ from it by."""
     cosines: Sequence[float | None] = ()
     """None: it has no direction. Empty: directions say nothing."""
+    only_here: bool = False
+    """There are no such contributions but in this group: models are compared with each other, too,
+    where no recent ones are known."""
 
 
 @dataclass(eq=False)
@@ -109,22 +113,22 @@ class Judge:
 
     def vote(self, kind: str, members: Sequence[PeerId], measured: Measured) -> tuple[float, ...]:
         """This peer's ballot: 0 for no vote, how many times the usual a norm is, or why else."""
-        ballot = self._by_norm(kind, measured.norms, measured.own_model)
+        ballot = self._by_norm(kind, measured)
         opposed = self._by_direction(kind, members, measured.cosines)
         return tuple(
             norm or (CAUGHT if peer in self.caught else OPPOSED if peer in opposed else 0.0)
             for norm, peer in zip(ballot, members, strict=True)
         )
 
-    def _by_norm(
-        self, kind: str, norms: Sequence[float | None], own_model: float | None
-    ) -> list[float]:
+    def _by_norm(self, kind: str, measured: Measured) -> list[float]:
+        norms, own_model = measured.norms, measured.own_model
         known = [math.inf if math.isnan(norm) else norm for norm in norms if norm]
         recent = self._recent.pop(kind, deque(maxlen=RECENT_NORMS))
         usual = max(_middle(known), _middle(recent))
         ballot = [0.0] * len(norms)
         is_model = own_model is not None
-        knows = len(recent) >= LEAST_NORMS if is_model else len(known) >= LEAST_COMPARED
+        waits = is_model and not measured.only_here
+        knows = len(recent) >= LEAST_NORMS if waits else len(known) >= LEAST_COMPARED
         most = max(self.norm_limit * usual, NEAR * (own_model or 0.0))
         if self.norm_limit and knows and 0 < usual < math.inf:
             for at, norm in enumerate(norms):

@@ -233,20 +233,30 @@ class Averages:
             return tuple(servers.count(peer) for peer in members)
         return weights_left(effect.members, effect.weights, members)
 
-    def vote_on(self, purpose: Purpose, stated: Sequence[Contribution]) -> Vote | None:
-        """How a group of members that state this votes on what they contribute, if it does."""
+    def vote_on(
+        self, purpose: Purpose, stated: Sequence[Contribution], *, gathers: bool = False
+    ) -> Vote | None:
+        """How a group of members that state this votes on what they contribute, if it does.
+
+        Args:
+            purpose: of the group.
+            stated: by its members.
+            gathers: contributed are models that become an anchor, and not pseudo-gradients.
+        """
         if self.judge is None or len(stated) < LEAST_MEMBERS or purpose.what is What.CONSENSUS:
             return None
         of_gradients = purpose.what in (What.GRADIENTS, What.STALE_GRADIENTS)
         size = self.replica.gradient_size - self.replica.buffer_size
         span = purpose.span(self.replica.model_size)
+        what = "anchors" if gathers else purpose.what.name
         return Vote(
             judge=self.judge,
-            kind=f"{purpose.what.name} {span.start}:{span.stop}",
-            weights=[one.weight or one.usual for one in stated],
-            of_models=purpose.what is What.MODELS,
+            kind=f"{what} {span.start}:{span.stop}",
+            weights=[1 if gathers else one.weight or one.usual for one in stated],
+            of_models=gathers or purpose.what is What.MODELS,
             size=size if of_gradients else span.size,
-            of_progress=purpose.what is What.PSEUDO_GRADIENTS,
+            of_progress=not gathers and purpose.what is What.PSEUDO_GRADIENTS,
+            only_here=gathers,
         )
 
     def exchange(

@@ -49,6 +49,8 @@ class Vote:
     """Only the first so many numbers of the vector are measured: what follows has other units."""
     of_progress: bool = False
     """Contributions are what so many samples have added up to, and no means over samples."""
+    only_here: bool = False
+    """There are no such contributions but in this group (`core/offenders.py`)."""
 
     @property
     def units(self) -> list[float]:
@@ -107,7 +109,8 @@ class Ballots:
         measured = Measured([None] * len(self._members))
         if self._chunks:
             cosines = self._cosines() if self._compares_directions else ()
-            measured = Measured(self._norms(), self._own_model(), cosines)
+            only_here = self._vote.only_here
+            measured = Measured(self._norms(), self._own_model(), cosines, only_here)
         ballot = self._vote.judge.vote(self._vote.kind, self._members, measured)
         packed = self._layout.pack(*(min(one, 1e30) for one in ballot))
         self._ballots[self._me] = self._layout.unpack(packed)

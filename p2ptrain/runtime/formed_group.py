@@ -12,7 +12,6 @@ or G, ``S`` of a fragment.
 import asyncio
 import math
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -362,15 +361,14 @@ class FormedGroup(Attempt):
     def _payload(self) -> list[Bucket | Rounds]:
         """The items of what we contribute; the same names and sizes at all members."""
         vector_V, config, stated = self.vector_V, self._averages.config, self._contributions
-        judged_as, judged = self._effect.purpose, stated
+        gathers = False
         weight, codec = sum(one.weight for one in stated), config.gradient_codec
         divisor = usual_samples(stated) if self.what is What.STALE_GRADIENTS else weight
         cut = len(vector_V) - self._averages.replica.buffer_size
         if self._outer and self.what is What.PSEUDO_GRADIENTS:
             cut, divisor = len(vector_V), self._outer.divisor
-            if self._outer.gathers:
-                judged_as, judged = replace(judged_as, what=What.MODELS), (MODEL,) * len(stated)
-                codec = PLAIN
+            gathers = self._outer.gathers
+            codec = PLAIN if gathers else codec
         if self.what in WITH_RESIDUAL and not self.sum and codec != PLAIN:
             if len(self.members) == 1:
                 codec = PLAIN  # nothing travels
@@ -390,7 +388,7 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
-        vote = self._averages.vote_on(judged_as, judged)
+        vote = self._averages.vote_on(self._effect.purpose, stated, gathers=gathers)
         is_robust, count = self.what is not What.CONSENSUS, len(self.members)
         buckets = [
             Bucket(
@@ -533,7 +531,8 @@ class FormedGroup(Attempt):
         self.staleness_steps = replica.updates - self._updates
         if outer.is_behind:
             fragment = self._effect.purpose.fragment
-            averages.host.state_transfer.follow(fragment, outer.after, outer.leads)
+            others = [peer for peer in outer.leads if peer != averages.host.name]
+            averages.host.state_transfer.follow(fragment, outer.after, others)
         return free if left_S is None else [*free, left_S]
 
     def _settle_residual(self) -> None:

@@ -75,6 +75,7 @@ class Gauges:
             apart=await self._apart(),
             loss=fmean(losses) if losses else None,
             low_rank=self._low_rank,
+            lowest_rank=self._lowest_rank,
         )
 
     @property
@@ -91,6 +92,10 @@ class Gauges:
     @cached_property
     def _low_rank(self) -> float:
         return Layout(self._driver.replica.gradient_shapes, RANK).share
+
+    @cached_property
+    def _lowest_rank(self) -> float:
+        return Layout(self._driver.replica.gradient_shapes, 1).share
 
     async def _apart(self) -> float:
         if not self._distances:

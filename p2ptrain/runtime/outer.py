@@ -33,7 +33,7 @@ The others go on while a member takes over what they had: where a transfer takes
 steps are apart, it would be late for ever. So it keeps the means of those groups, in which it was a
 member though it weighed nothing, and makes their steps once it has the state that they began from.
 
-**Alone**, a peer's anchor follows its model.
+**Alone**, a peer's anchor follows its model; that is no outer step.
 
 **Memory** beside the model is for anchor, momentum, what is contributed, and the model that this is
 of. The last is in a mapped file, if it is long: it is written once and read once. All else is done
@@ -367,10 +367,10 @@ class OuterPart:
         """No step was made, and most members have models of their own: those are averaged."""
         leads = [self.gathers or one == leading for one in histories]
         self.leads = [peer for peer, one in zip(members, leads, strict=True) if one]
-        """The members whose pseudo-gradients, or models, are averaged."""
+        """The members whose pseudo-gradients, or models, are averaged; perhaps with this one."""
         self.takes_part = leads[rank]
-        self.after = leading[1]
-        """The digest of the leading history, with this step once there is a mean."""
+        self.after, self._steps = leading[1], leading[0] + 1
+        """The digest of the leading history, with this step once there is a mean; and its steps."""
         self.weight = stated[rank].weight if self.takes_part else 0
         weights = [one.weight for one, does in zip(stated, leads, strict=True) if does]
         self.divisor = len(members) if self.gathers else sum(weights)
@@ -381,8 +381,8 @@ class OuterPart:
     @property
     def is_behind(self) -> bool:
         """Whether the others have made steps that we have not, and could not make."""
-        known = self._outer.histories[self._fragment].digests
-        return not self._is_alone and self.after not in known
+        own = self._outer.histories[self._fragment]
+        return not self._is_alone and own.steps <= self._steps and self.after not in own.digests
 
     def fill(self, into_S: Vector) -> None:
         """Write what we contribute."""
@@ -417,8 +417,11 @@ class OuterPart:
             return outer.miss(self._fragment, missed) if self.is_behind else None
         if left_S is not None:
             outer.keep(self._span, left_S)
-        history.follow(ticket, mean_S)
         history.samples += self.weight
+        if self._is_alone and not history.steps:
+            history.digests = [self.after]  # of another anchor, before any outer step
+        else:
+            history.follow(ticket, mean_S)
         if self._is_alone:
             outer.restart(self._span, self._snapshot_S)
             return None
@@ -428,8 +431,9 @@ class OuterPart:
         history = self._outer.histories[self._fragment]
         history.steps, history.digests = 1, [self.after]
         history.samples += self.weight
-        self.distance_l2 = math.sqrt(exact_squares(mean_S - self._snapshot_S))
-        return self._outer.gather(self._span, mean_S, self._snapshot_S)
+        moved_S = self._outer.gather(self._span, mean_S, self._snapshot_S)
+        self.distance_l2, self._snapshot_S = math.sqrt(exact_squares(moved_S)), NO_NUMBERS
+        return moved_S
 
     def take_in_model(self, delta_S: Vector) -> Vector:
         """The same of a mean of models, of which `delta_S` is mean - snapshot."""

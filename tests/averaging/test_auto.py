@@ -1,5 +1,6 @@
 """`auto`: what it thinks that algorithms cost, what it decides, and that a swarm follows it."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from p2ptrain.averaging.auto.costs import (
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 from p2ptrain.errors import ConfigError
 from p2ptrain.runtime.gauges import RANK
+from p2ptrain.sim.faults import SlowDown
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer
 from tests.helpers.worlds import build, consensus_distance, steps_of
@@ -114,22 +116,24 @@ async def test_a_link_that_becomes_slow_is_seen_sooner_where_averages_take_long(
 
 
 def test_factors_cost_what_this_model_has_of_them():
-    half = replace(SLOW_LINKS, low_rank=0.5)
+    half = replace(SLOW_LINKS, low_rank=0.5, lowest_rank=0.2)
     whole, factors = candidate("allreduce"), candidate("powersgd")
     assert factors.average_s(half, 0.33) == pytest.approx(whole.average_s(half, 0.33) / 2)
     assert factors.average_s(SLOW_LINKS, 0.33) == whole.average_s(SLOW_LINKS, 0.33)
     assert load_algorithm(factors.now).config.rank == RANK, "whose numbers are counted"
     fewest = candidate("powersgd rank=1")
-    assert fewest.average_s(half, 0.33) == pytest.approx(factors.average_s(half, 0.33) / RANK)
+    assert fewest.average_s(half, 0.33) == pytest.approx(0.2 * whole.average_s(half, 0.33))
     assert load_algorithm("powersgd", {"rank": 1}).config.rank == fewest.rank
 
 
+SLOWER = 0.1, 2.0, 0.4, 0.2
+"""Steps of one peer; the slower it is, the fewer of its gradients there are."""
+
+
 def test_late_gradients_teach_less_the_more_of_them_there_are():
-    taught = [
-        price(candidate("eager"), replace(EQUAL, peers=[*[usual] * 3, replace(usual, step_s=slow)]))
-        for usual in EQUAL.peers[:1]
-        for slow in (0.1, 2.0, 0.4, 0.2)
-    ]
+    usual = EQUAL.peers[0]
+    fleets = [replace(EQUAL, peers=[*[usual] * 3, replace(usual, step_s=s)]) for s in SLOWER]
+    taught = [price(candidate("eager"), fleet) for fleet in fleets]
     assert [one.teaches for one in taught] == sorted((o.teaches for o in taught), reverse=True)
     assert taught[0].teaches == candidate("eager").teaches, "none is late"
 
@@ -177,8 +181,10 @@ def test_what_is_in_no_table_is_priced_by_what_it_declares():
     period = load_algorithm("local_sgd", {"period": 4})
     found = candidate_of("local_sgd period=4", period, ("fp32", "fp32"))
     assert (found.waits, found.averages, found.period) == ("group", "models", 4)
-    assert not found.has_outer
-    assert candidate_of("noloco", load_algorithm("noloco"), ("fp32", "fp32")).has_outer
+    noloco = candidate_of("noloco", load_algorithm("noloco"), ("int8", "fp32"))
+    assert (noloco.has_outer, noloco.codecs) == (False, ("int8", "fp32"))
+    diloco = candidate_of("diloco", load_algorithm("diloco"), ("fp32", "int8"))
+    assert (diloco.has_outer, diloco.codecs) == (True, ("fp32", "int8"))
     topk = candidate_of("topk", load_algorithm("topk"), ("fp32", "fp32"))
     assert (topk.waits, topk.averages) == ("all", "gradients")
 
@@ -213,6 +219,17 @@ def test_a_loss_that_rises_brings_models_together():
     assert found.apart == 0.03  # as it was measured
     assert found.candidate.averages == "gradients"
     assert "the loss rose" in found.why
+
+
+def test_a_loss_that_rises_brings_no_swarm_to_an_outer_optimizer_and_may_lead_away_from_one():
+    apart = replace(SLOW_LINKS, apart=0.02)
+    assert decide(candidate(DILOCO, "int8"), apart) is None
+    left = decide(candidate(DILOCO, "int8"), apart, rises=True)
+    assert left is not None
+    assert left.candidate.now != DILOCO
+    found = decide(candidate(FIRST), apart, rises=True)
+    assert found is not None
+    assert not found.candidate.has_outer
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -369,6 +386,18 @@ async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
     (changed,) = records.of("settings")
     assert sum(step["t"] < changed["t"] for step in records.of("step")) == 2
     assert changed["settings"].endswith("now=eager")
+    await world.close()
+
+
+async def test_what_slowed_the_second_step_is_heard_before_the_first_decision():
+    """A peer that is slow from its second step on reports that after the others' own decisions."""
+    world = await build(4, "auto", equal=True, data="unlike", link=Link(latency_s=0.02))
+    slow = SlowDown(peer="p2", factor=20.0, at_s=0.3)  # the first step has been computed
+    plan = asyncio.get_running_loop().create_task(world.carry_out((slow,)))
+    await world.train(12, steps_of(0.1))
+    await plan
+    first = world.peers[P[0]].metrics.of("settings")[0]
+    assert first["settings"].endswith("now=eager"), "and not now=dear, for the next 50 steps"
     await world.close()
 
 

@@ -49,11 +49,12 @@ def test_of_several_seeds_the_median_of_what_auto_took_is_said(tmp_path: Path):
         folder.mkdir(exist_ok=True)
         keep_rows(folder, "one_slow", rows, whole=True)
     assert prepared("one_slow", further=2).seed == prepared("one_slow").seed + 2
-    further = further_rows(tmp_path)["one_slow"]
+    further = further_rows(tmp_path, 3)["one_slow"]
     line = beside("one_slow", list(kept_rows(tmp_path, "one_slow").values()), further)
     assert line == "| `one_slow` | `dear` | 10 | 10 | 12 | 1.2 | 1 | 1.1 of 3 |"
     assert "1.1 of 3" in page({"one_slow": rows}, {"one_slow": further})
-    assert further_rows(tmp_path)["half_slow"] == []
+    assert further_rows(tmp_path, 3)["half_slow"] == []
+    assert further_rows(tmp_path, 1)["one_slow"] == [], "what an older run has left is not shown"
 
 
 def test_where_nothing_was_trained_speed_counts():

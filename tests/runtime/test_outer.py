@@ -164,6 +164,20 @@ def test_a_step_of_a_long_model_takes_no_vector_beside_what_is_contributed(what,
     assert most_vectors(average) < 0.1
 
 
+def test_the_mean_of_long_models_takes_no_vector_beside_what_is_contributed_either(most_vectors):
+    outer = Outer(NESTEROV, StillReplica(np.zeros(MANY)))
+    outer.begin(0)
+    stated, vector = outer.state(PURPOSE, 1), np.zeros(MANY, np.float32)
+    part = outer.part(PURPOSE, (A, B), (stated, replace(stated, history=1)), 0)
+    assert part.gathers
+
+    def average() -> None:
+        part.fill(vector)
+        part.take_in(Ticket(A, 1, 1), vector, None)
+
+    assert most_vectors(average) < 0.1
+
+
 def test_a_long_state_is_handed_over_in_a_file_and_taken_over_from_there(most_vectors):
     ahead, late = (Outer(NESTEROV, StillReplica(np.zeros(MANY))) for _ in range(2))
     ahead.begin(0)
@@ -253,6 +267,18 @@ def test_their_mean_becomes_the_anchor_of_all_and_what_is_trained_meanwhile_is_k
     assert len({outer.histories[0].digest for outer, _ in pairs}) == 1
     assert [outer.histories[0].samples for outer, _ in pairs] == [5, 1, 0]
     assert not parts_of([outer for outer, _ in pairs], [9, 9, 9])[0].gathers, "the next is a step"
+
+
+def test_a_step_that_a_peer_made_alone_takes_nothing_from_models_of_their_own():
+    pairs = unlike(1.0, 3.0)
+    lone = pairs[0][0]
+    stated = lone.state(PURPOSE, 3)
+    alone = lone.part(PURPOSE, (A,), (stated,), 0)
+    vector = np.empty(6, np.float32)
+    alone.fill(vector)
+    alone.take_in(Ticket(A, 1, 1), vector, None)
+    assert lone.histories[0].samples == 3
+    assert all(part.gathers for part in parts_of([outer for outer, _ in pairs], [4, 4]))
 
 
 def test_a_member_that_has_another_model_than_most_follows_them():
@@ -506,6 +532,17 @@ async def test_each_sample_is_in_one_step_and_all_have_the_same_outer_state():
         for history in outer.histories:
             assert history.steps >= 9
             assert 0 < history.samples <= peer.driver.me.samples
+    await world.close()
+
+
+async def test_a_model_out_of_all_proportion_does_not_become_the_first_anchor():
+    exchange = ExchangeConfig(norm_limit=10)
+    world = await build(4, "diloco", period=6, exchange=exchange)
+    world.peers[PeerId("p3")].replica.live *= 1e6
+    await world.train(8, steps_of(0.1))
+    first = [peer.metrics.of("group")[0] for peer in world.peers.values()]
+    assert any("p3 is left out by 3 of 3 votes" in str(record) for record in first)
+    assert np.abs(models(world)[:3]).max() < 100
     await world.close()
 
 

@@ -139,6 +139,8 @@ class Auto(Algorithm):
         self.pushes_shares = self.inner.pushes_shares
         self._reports = Reports(0.0)
         self._steps = self._begun_at = 0
+        self._own: Measured | None = None
+        """What this peer has reported to itself: it decides."""
         self._refused: list[Candidate] = []
         """What this swarm cannot have."""
         possible = [one.now for one in CANDIDATES if self._may_be(one)]
@@ -171,7 +173,7 @@ class Auto(Algorithm):
             if trainees[0] != swarm.me:
                 swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
             elif numbers[0]:
-                own = measured_of(swarm.me, numbers)
+                own, self._own = measured_of(swarm.me, numbers), measured
                 self._reports.take(swarm.me, own, swarm.now, period_of(trainees))
                 self._maybe_change(swarm, measured)
 
@@ -184,14 +186,22 @@ class Auto(Algorithm):
         if trainees[0] != swarm.me or source not in trainees:
             return  # it or we have heard less of who trains; the next report goes elsewhere
         self._reports.take(source, measured, swarm.now, period_of(trainees))
+        is_early = self._steps - self._begun_at <= LEAST_STEPS
+        if self._own and is_early:
+            self._maybe_change(swarm, self._own)  # this may say for whom the first steps waited
 
     def _maybe_change(self, swarm: Swarm, measured: Measured) -> None:
         if not self._may_change(swarm, measured.step_s):
             return
         now = candidate_of(self._now, self.inner, swarm.codecs)
-        unlike, apart = self.config.data == "unlike", self.config.apart
         fleet = self._reports.fleet(
-            swarm.trainees(), swarm.now, now, apart, unlike=unlike, low_rank=measured.low_rank
+            swarm.trainees(),
+            swarm.now,
+            now,
+            self.config.apart,
+            unlike=self.config.data == "unlike",
+            low_rank=measured.low_rank,
+            lowest_rank=measured.lowest_rank,
         )
         if fleet is None:
             return
@@ -211,7 +221,8 @@ class Auto(Algorithm):
         steps, lasted_s = self._steps - self._begun_at, swarm.now - self._reports.since
         if lasted_s >= self.config.every_s or steps >= self.config.every_steps:
             return True
-        waited = steps >= LEAST_WAITED and lasted_s >= LEAST_STEPS * step_s
+        waited = lasted_s >= LEAST_STEPS * step_s
+        waited = waited and min(steps, self._reports.fewest) >= LEAST_WAITED
         return not swarm.settings_changes and (steps >= LEAST_STEPS or waited)
 
     @property
@@ -292,7 +303,7 @@ class Auto(Algorithm):
 
 
 def period_of(trainees: Sequence[PeerId]) -> Seconds:
-    """Between two reports of a peer."""
+    """About as long between two reports of a peer: they go when a step ends."""
     return REPORT_S * max(1.0, len(trainees) / REPORTS_PER_S)
 
 

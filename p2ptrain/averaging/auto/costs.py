@@ -14,20 +14,23 @@ P - 1 on the link of a single parameter server, through which all others send.
 * No trainer waits: t_i each.
 
 **What a sample teaches**, over synchronous gradients. Constants of `CANDIDATES`, from simulated
-runs (`make compare`): small models, short runs. Where models are averaged they are apart: by a
-share a of a model's norm after one update and, since momenta persist, by a H after H updates
-without an average (measured: 11 times as far after 16 updates). A mean of models that are `APART`
-from each other teaches half (from the same runs: at 0.03 nothing was lost, at 0.13 and more much).
+runs (`make compare`): small models, short runs.
+
+Where models are averaged they are apart: by a share a of a model's norm after one update and, since
+momenta persist, by a H after H updates without an average (measured: 11 times as far after 16
+updates). A mean of models that are d from each other teaches 1 / (1 + (d / `APART`)^2) (from the
+same runs: at 0.03 nothing was lost, at 0.13 and more much).
+
 Where no trainer waits, averages that take m c l seconds are old by as many updates as are made
 meanwhile; `OLD` is lost of as many as there are from one average to the next. A fragment's average
 is over in about `fragment_s`, so it is not as old; each number still waits for its turn, and means
 of models that are `RARE` teach less. Behind an outer optimizer rare means do not: how far models
-have come apart is what it measures.
+have come apart is what it measures. Where the loss rises that is not believed, and it counts half.
 
 Where half of the peers wait for no one else, gradients of the others are late. They are right for a
-model that has moved on: with a share of `LATE` half of what is learned is lost. A peer is late if
-its step takes longer than the median one, by more than equal peers' steps differ (`EQUALLY_FAST`);
-of steps that vary, as often as a normal distribution says.
+model that has moved on: with a share s of them, 1 / (1 + (s / `LATE`)^2) is left of what is
+learned. A peer is late if its step takes longer than the median one, by more than equal peers'
+steps differ (`EQUALLY_FAST`); of steps that vary, as often as a normal distribution says.
 """
 
 import math
@@ -98,6 +101,9 @@ class Fleet:
     """Peers have unlike data."""
     low_rank: float = 1.0
     """The share of a gradient's numbers that its factors of `RANK` have."""
+    lowest_rank: float = 1.0
+    """The same of factors of rank 1."""
+    loss_rises: bool = False
 
     @property
     def slowest_link_s(self) -> Seconds:
@@ -126,9 +132,10 @@ class Candidate:
     hides: tuple[float, float] = (0, 0)
     """Shares of a step behind which the two halves of an average travel."""
     rank: int = 0
-    """Of the factors of gradients that travel, instead of all their numbers; 0: those travel."""
+    """Of the factors of gradients that travel, instead of all their numbers: `RANK` or 1. 0: all
+    travel."""
     has_outer: bool = False
-    """Means are of pseudo-gradients, for an outer optimizer."""
+    """Means are of pseudo-gradients, for an outer step that all make."""
     servers: int = 0
     """Peers that reduce a part each (`parameter_server`); 0: all peers."""
     fragment_s: Seconds = math.inf
@@ -148,7 +155,7 @@ class Candidate:
         owners = min(self.servers or size, size)
         # One of n owners sends its means to P - 1 peers, and its own numbers to n - 1 owners.
         moved = 1.0 if size == 2 else (size + owners - 2) / owners
-        sent = fleet.low_rank * self.rank / RANK if self.rank else 1.0
+        sent = {0: 1.0, 1: fleet.lowest_rank}.get(self.rank, fleet.low_rank)
         return moved * sent * CODEC[self.codec] * link_s
 
 
@@ -201,6 +208,7 @@ def candidate_of(now: str, algorithm: Algorithm, codecs: tuple[str, str]) -> Can
         if (one.now, one.codecs) == (now, codecs):
             return one
     of_gradients = algorithm.averages == "gradients"
+    has_outer = algorithm.outer is not None and algorithm.acts("schedule")
     waits: Waits = "half" if of_gradients else "group"
     if algorithm.in_step:
         waits = "all"
@@ -212,10 +220,10 @@ def candidate_of(now: str, algorithm: Algorithm, codecs: tuple[str, str]) -> Can
         teaches=0.9,
         averages="gradients" if of_gradients else "models",
         period=getattr(algorithm.config, "period", 1),
-        has_outer=algorithm.outer is not None,
+        has_outer=has_outer,
         size=0 if of_gradients else 2,
         servers=getattr(algorithm.config, "servers", 0),
-        codec=codecs[of_gradients],
+        codec=codecs[of_gradients or has_outer],
     )
 
 
@@ -261,7 +269,7 @@ def _teaches(candidate: Candidate, fleet: Fleet) -> float:
     old = _transfer_updates(candidate, fleet, candidate.fragment_s) / candidate.period
     worth = unlike * candidate.teaches / (1 + OLD * old)
     if candidate.has_outer:
-        return worth
+        return worth / 2 if fleet.loss_rises else worth
     rare = RARE * _transfer_updates(candidate, fleet)
     apart = fleet.apart * drift(candidate, fleet)
     return worth / ((1 + rare) * (1 + (apart / APART) ** 2))

@@ -30,7 +30,7 @@ swarm trains badly for longer."""
 
 LEAST_WAITED = 2
 """Steps before the first decision if they lasted as long as `LEAST_STEPS` steps of computing: the
-peer that decides waited for others."""
+peer that decides waited for others, and those have reported as many."""
 
 MICRO = 1_000_000
 
@@ -124,6 +124,11 @@ class Reports:
         is_early = number < LEAST_STEPS and now - self.since <= period_s
         self.last[source] = Report(measured, now, 0.0 if is_early else period_s, number)
 
+    @property
+    def fewest(self) -> int:
+        """How many reports there are of the peer that has sent the fewest; it may still compute."""
+        return min((report.number for report in self.last.values()), default=0)
+
     def fleet(
         self,
         trainees: Sequence[PeerId],
@@ -133,6 +138,7 @@ class Reports:
         *,
         unlike: bool,
         low_rank: float = 1.0,
+        lowest_rank: float = 1.0,
     ) -> Fleet | None:
         """All that train; None while fewer than half of them, or fewer than two, have reported.
 
@@ -143,6 +149,7 @@ class Reports:
             apart: how far an update drove models apart, when that was known last.
             unlike: their data are.
             low_rank: the share of a gradient's numbers that its factors have.
+            lowest_rank: the share that its factors of rank 1 have.
         """
         self.last = {peer: self.last[peer] for peer in trainees if peer in self.last}
         known = [report.measured for report in self.last.values()]
@@ -157,7 +164,9 @@ class Reports:
             else:
                 may_wait = present.waits == "all"  # its silence may be that of another peer
                 loads.append(_load(report.measured, 0.0 if may_wait else report.silent_s(now)))
-        fleet = Fleet(peers=loads, apart=apart, unlike=unlike, low_rank=low_rank)
+        fleet = Fleet(
+            peers=loads, apart=apart, unlike=unlike, low_rank=low_rank, lowest_rank=lowest_rank
+        )
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
@@ -199,7 +208,9 @@ def decide(
     if not among:
         return None
     rises = rises and now.averages == "models" and fleet.apart * drift(now, fleet) > APART / 4
-    weighed = replace(fleet, apart=2 * fleet.apart) if rises else fleet  # perhaps that is why
+    weighed = fleet
+    if rises:  # perhaps models are too far apart
+        weighed = replace(fleet, apart=2 * fleet.apart, loss_rises=True)
     best, present = ranked(weighed, among)[0], price(now, weighed)
     if best.candidate == now or best.worth < (1 + margin) * present.worth:
         return None
