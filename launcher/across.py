@@ -9,9 +9,10 @@ gossip) has no row there.
 *At the target* is a run as soon as the mean of all models has the lowest final loss of all rows of
 its scenario, plus `WITHIN`. Where steps are only priced there is no loss. Rows of a scenario make
 equally many samples, so one that makes more of them per second is over sooner, perhaps before the
-target that a slow one has set. Such rows run once more, `LONGER` times as long as the soonest
-needed to its target; where the learning rate decays, each on as many samples as it makes until the
-soonest was there, with its rate decayed by then. What is kept of that run is when it was there.
+target that a slow one has set. Rows that were over too soon run once more, `LONGER` times as long
+as the soonest needed to its target; where the learning rate decays, each on as many samples as it
+makes until the soonest was there, with its rate decayed by then. What is kept of that run is when
+it was there.
 
 Rows are kept in the results' folder, a file per scenario, as soon as that has run. So a part of the
 table can be measured again: of some scenarios (their names), or some algorithms in each of them
@@ -23,7 +24,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -128,7 +129,7 @@ with what the scenario itself compares; it writes these tables. Runs are short a
 show the order, not the last percent ([measured with care](choosing.md), [slow links](links.md),
 [the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
 final loss of the table plus {WITHIN:.0%}; a dash: not within the run, or, where a row made its
-samples before the soonest was at the target, not in {LONGER} times that one's time (where the
+samples sooner, not in {LONGER} times the time of the one that was there first (where the
 learning rate decays: not in that one's time, with a rate that has decayed by then). Speeds, losses
 and bytes are those at equal samples. Where steps were only priced there is no loss.
 
@@ -158,6 +159,8 @@ class Row:
     """Seconds and losses of the mean of all models."""
     lasted_s: float = 0.0
     """How long it was looked at: its run, or the longer one."""
+    first_curve: Sequence[tuple[float, float]] = ()
+    """Of its first run, if `curve` is of the longer one."""
 
     def time_to(self, loss: float) -> float | None:
         """When it was there; None: never."""
@@ -188,18 +191,18 @@ def prepared(
     shortest_s = steps * (whole.pace.min_step_ms or 1000 * whole.snapshot_every_s) / 1000
     protocol = whole.protocol
     if name.startswith("wan/"):
-        protocol = dataclasses.replace(
+        protocol = replace(
             protocol,
             barrier_resend_s=RARELY_S,
-            membership=dataclasses.replace(protocol.membership, probe_period_s=RARELY_S),
-            repair=dataclasses.replace(protocol.repair, ask_s=RARELY_S, silence_s=3 * RARELY_S),
+            membership=replace(protocol.membership, probe_period_s=RARELY_S),
+            repair=replace(protocol.repair, ask_s=RARELY_S, silence_s=3 * RARELY_S),
         )
-    base = dataclasses.replace(
+    base = replace(
         whole,
         seed=whole.seed + further,
         seeds=1,
         protocol=protocol,
-        training=dataclasses.replace(whole.training, warmup_samples=warmup),
+        training=replace(whole.training, warmup_samples=warmup),
         claims=(),
         gradients=whole.gradients and not is_priced,
         stands_for=1 if is_priced else whole.stands_for,
@@ -216,7 +219,7 @@ def prepared(
 
 def _of(scenario: Scenario, rows: Sequence[str]) -> Scenario:
     kinds = {scenario.settings_of(row).algorithm for row in rows}
-    return dataclasses.replace(
+    return replace(
         scenario,
         algorithms=tuple(rows),
         compare=tuple(one for one in scenario.compare if one.name in rows),
@@ -293,13 +296,17 @@ def _path_of_rows(folder: Path, name: str) -> Path:
     return folder / f"{name.replace('/', '_')}.rows.json"
 
 
-def over_too_soon(rows: Sequence[Row]) -> tuple[Sequence[str], float]:
-    """Rows that were over before the soonest was at the target, and how long they shall run."""
+def over_too_soon(rows: Sequence[Row], longer: float = LONGER) -> tuple[Sequence[str], float]:
+    """Rows that were over before others had their time to the target, and that time.
+
+    It is `longer` times that of the soonest first run: the same if a row is measured again.
+    """
     target = target_of(rows)
-    times = {row.algorithm: row.time_to(target) if target else None for row in rows}
-    soonest_s = min((wall_s for wall_s in times.values() if wall_s is not None), default=0.0)
-    names = [r.algorithm for r in rows if times[r.algorithm] is None and r.lasted_s < soonest_s]
-    return names, LONGER * soonest_s
+    firsts = [replace(row, curve=row.first_curve or row.curve) for row in rows]
+    times = [row.time_to(target) if target else None for row in firsts]
+    given_s = longer * min((wall_s for wall_s in times if wall_s is not None), default=0.0)
+    late = [row for row in rows if target and row.time_to(target) is None]
+    return [row.algorithm for row in late if row.lasted_s < given_s], given_s
 
 
 def with_longer(rows: Sequence[Row], longer: Sequence[Row]) -> list[Row]:
@@ -308,8 +315,17 @@ def with_longer(rows: Sequence[Row], longer: Sequence[Row]) -> list[Row]:
     A target stays what it was, too.
     """
     found = {row.algorithm: row for row in longer}
-    seen = [(row, found.get(row.algorithm, row)) for row in rows]
-    return [dataclasses.replace(r, curve=new.curve, lasted_s=new.lasted_s) for r, new in seen]
+    return [
+        replace(
+            row,
+            curve=new.curve,
+            lasted_s=new.lasted_s,
+            first_curve=row.first_curve or row.curve,
+        )
+        if (new := found.get(row.algorithm))
+        else row
+        for row in rows
+    ]
 
 
 def target_of(rows: Sequence[Row]) -> float | None:
@@ -503,13 +519,13 @@ def longer_runs(names: Iterable[str], out: Path, further: int = 0) -> dict[str, 
     scenarios = {}
     for name in names:
         kept = kept_rows(out, name)
-        rows, seconds = over_too_soon(list(kept.values()))
-        if rows and load_scenario(name).training.schedule == "constant":
+        decays = load_scenario(name).training.schedule != "constant"
+        rows, seconds = over_too_soon(list(kept.values()), 1.0 if decays else LONGER)
+        if rows and not decays:
             scenarios[name] = prepared(name, rows, StopConfig(seconds=seconds), further)
             continue
         for row in rows:
-            samples = round(kept[row].samples_per_s * seconds / LONGER)
-            stop = StopConfig(samples=samples)
+            stop = StopConfig(samples=round(kept[row].samples_per_s * seconds))
             scenarios[name + OF_ROW + row] = prepared(name, [row], stop, further)
     return scenarios
 
