@@ -33,7 +33,7 @@ The others go on while a member takes over what they had: where a transfer takes
 steps are apart, it would be late for ever. So it keeps the means of those groups, in which it was a
 member though it weighed nothing, and makes their steps once it has the state that they began from.
 
-**Alone**, a peer's anchor follows its model; that is no outer step.
+**Alone**, a peer's anchor follows its model. Before the first outer step, that is none.
 
 **Memory** beside the model is for anchor, momentum, what is contributed, and the model that this is
 of. The last is in a mapped file, if it is long: it is written once and read once. All else is done
