@@ -2,7 +2,7 @@
 
 Each scenario of `COMPARED` runs in the simulator with every algorithm there is, with its defaults,
 and with the rows that the scenario itself compares. Runs are shorter than the scenarios' own, and
-of one seed, so that all of them take an hour of two cores; figures are virtual, and a busy
+of one seed by default: an hour of two cores. Figures are virtual, and a busy
 machine finds the same ones. An algorithm that a scenario cannot run (batches divided by speed under
 gossip) has no row there.
 

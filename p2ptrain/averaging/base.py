@@ -26,7 +26,7 @@ comes by one import, of `p2ptrain.averaging`.
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Protocol
 
@@ -77,10 +77,8 @@ class Measured:
     apart: float = 0
     """How far its model was from the means of its groups, over the norm of a model; 0: unknown."""
     loss: float | None = None
-    low_rank: float = 1.0
-    """The share of a gradient's numbers that its factors of rank 4 have (`powersgd`)."""
-    lowest_rank: float = 1.0
-    """The same of factors of rank 1."""
+    factors: Mapping[int, float] = field(default_factory=dict)
+    """By rank, the share of a gradient's numbers that its factors have (`powersgd`)."""
 
 
 class Swarm(Protocol):

@@ -1,6 +1,7 @@
 """Measure what `auto` asks for, from this peer's own records."""
 
 from collections import deque
+from collections.abc import Mapping
 from functools import cached_property
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,8 @@ AVERAGES, FEW, ENOUGH_S = 8, 3, 1.0
 """Averages that are remembered: so many of the last ones, but only a few where those took long
 enough. On a link that has become slow each lasts long, and eight would be seen late."""
 
-RANK = 4
-"""Of factors whose numbers are counted: what `powersgd` has by default."""
+RANKS = 4, 1
+"""Of factors whose numbers are counted: what `powersgd` has by default, and the fewest."""
 
 NORM_STEPS = 64
 """The norm of a model is taken again after so many steps; until then it hardly changes."""
@@ -74,8 +75,7 @@ class Gauges:
             model_s=self._seconds_per_byte * size_bytes,
             apart=await self._apart(),
             loss=fmean(losses) if losses else None,
-            low_rank=self._low_rank,
-            lowest_rank=self._lowest_rank,
+            factors=self._factors,
         )
 
     @property
@@ -90,12 +90,9 @@ class Gauges:
         return median(per_byte) if per_byte else 0.0
 
     @cached_property
-    def _low_rank(self) -> float:
-        return Layout(self._driver.replica.gradient_shapes, RANK).share
-
-    @cached_property
-    def _lowest_rank(self) -> float:
-        return Layout(self._driver.replica.gradient_shapes, 1).share
+    def _factors(self) -> Mapping[int, float]:
+        shapes = self._driver.replica.gradient_shapes
+        return {rank: Layout(shapes, rank).share for rank in RANKS}
 
     async def _apart(self) -> float:
         if not self._distances:

@@ -179,12 +179,9 @@ class Outer:
                 np.add(into_S, self._left_M[at], out=into_S)
         return snapshot_S
 
-    def snapshot(self, span: Span, into_S: Vector) -> Vector:
-        """Fill in the model; returns the same once more, to be kept."""
+    def snapshot(self, span: Span, into_S: Vector) -> None:
+        """Fill in the model."""
         self._replica.snapshot(into_S, span.start)
-        snapshot_S = vector_beside(span.size)
-        snapshot_S[:] = into_S
-        return snapshot_S
 
     def gather(self, span: Span, mean_S: Vector, snapshot_S: Vector) -> Vector:
         """The mean of all models becomes the anchor, and then what is to be added to the model."""
@@ -387,7 +384,8 @@ class OuterPart:
     def fill(self, into_S: Vector) -> None:
         """Write what we contribute."""
         if self.gathers:
-            self._snapshot_S = self._outer.snapshot(self._span, into_S)
+            self._outer.snapshot(self._span, into_S)
+            self.fill_model(into_S)
         else:
             self._snapshot_S = self._outer.contribute(self._span, self.weight, into_S)
 

@@ -28,7 +28,7 @@ from p2ptrain.averaging.auto.costs import (
 )
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 from p2ptrain.errors import ConfigError
-from p2ptrain.runtime.gauges import RANK
+from p2ptrain.runtime.gauges import RANKS
 from p2ptrain.sim.faults import SlowDown
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer
@@ -116,14 +116,14 @@ async def test_a_link_that_becomes_slow_is_seen_sooner_where_averages_take_long(
 
 
 def test_factors_cost_what_this_model_has_of_them():
-    half = replace(SLOW_LINKS, low_rank=0.5, lowest_rank=0.2)
+    half = replace(SLOW_LINKS, factors={4: 0.5, 1: 0.2})
     whole, factors = candidate("allreduce"), candidate("powersgd")
     assert factors.average_s(half, 0.33) == pytest.approx(whole.average_s(half, 0.33) / 2)
     assert factors.average_s(SLOW_LINKS, 0.33) == whole.average_s(SLOW_LINKS, 0.33)
-    assert load_algorithm(factors.now).config.rank == RANK, "whose numbers are counted"
     fewest = candidate("powersgd rank=1")
     assert fewest.average_s(half, 0.33) == pytest.approx(0.2 * whole.average_s(half, 0.33))
-    assert load_algorithm("powersgd", {"rank": 1}).config.rank == fewest.rank
+    assert load_algorithm(factors.now).config.rank == factors.rank
+    assert {one.rank for one in CANDIDATES} == {0, *RANKS}, "whose numbers are counted"
 
 
 SLOWER = 0.1, 2.0, 0.4, 0.2

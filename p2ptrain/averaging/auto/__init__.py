@@ -185,10 +185,10 @@ class Auto(Algorithm):
         trainees = swarm.trainees()
         if trainees[0] != swarm.me or source not in trainees:
             return  # it or we have heard less of who trains; the next report goes elsewhere
+        before = self._reports.fewest
         self._reports.take(source, measured, swarm.now, period_of(trainees))
-        is_early = self._steps - self._begun_at <= LEAST_STEPS
-        if self._own and is_early:
-            self._maybe_change(swarm, self._own)  # this may say for whom the first steps waited
+        if self._own and before < LEAST_WAITED <= self._reports.fewest:
+            self._maybe_change(swarm, self._own)  # this one says for whom the first steps waited
 
     def _maybe_change(self, swarm: Swarm, measured: Measured) -> None:
         if not self._may_change(swarm, measured.step_s):
@@ -200,8 +200,7 @@ class Auto(Algorithm):
             now,
             self.config.apart,
             unlike=self.config.data == "unlike",
-            low_rank=measured.low_rank,
-            lowest_rank=measured.lowest_rank,
+            factors=measured.factors,
         )
         if fleet is None:
             return

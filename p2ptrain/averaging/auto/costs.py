@@ -34,8 +34,8 @@ steps differ (`EQUALLY_FAST`); of steps that vary, as often as a normal distribu
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, median_low
 from typing import Literal
 
@@ -60,9 +60,6 @@ of `wan/*`, where models take as long as 2 to 16 updates)."""
 LATE = 0.12
 """At this share of late gradients half of what is learned is lost (from the same runs: at 0.08
 nothing was lost, at 0.25 and more much)."""
-
-RANK = 4
-"""Of factors, by default."""
 
 EQUALLY_FAST = 1.1
 """Steps of so many times the median one are not longer, as far as measurements can tell."""
@@ -99,10 +96,8 @@ class Fleet:
     """How far an update drives models apart, over their norm; 0: not known."""
     unlike: bool = False
     """Peers have unlike data."""
-    low_rank: float = 1.0
-    """The share of a gradient's numbers that its factors of `RANK` have."""
-    lowest_rank: float = 1.0
-    """The same of factors of rank 1."""
+    factors: Mapping[int, float] = field(default_factory=dict)
+    """By rank, the share of a gradient's numbers that its factors have; not known: all of them."""
     loss_rises: bool = False
 
     @property
@@ -132,8 +127,7 @@ class Candidate:
     hides: tuple[float, float] = (0, 0)
     """Shares of a step behind which the two halves of an average travel."""
     rank: int = 0
-    """Of the factors of gradients that travel, instead of all their numbers: `RANK` or 1. 0: all
-    travel."""
+    """Of the factors of gradients that travel, instead of all their numbers; 0: those travel."""
     has_outer: bool = False
     """Means are of pseudo-gradients, for an outer step that all make."""
     servers: int = 0
@@ -155,7 +149,7 @@ class Candidate:
         owners = min(self.servers or size, size)
         # One of n owners sends its means to P - 1 peers, and its own numbers to n - 1 owners.
         moved = 1.0 if size == 2 else (size + owners - 2) / owners
-        sent = {0: 1.0, 1: fleet.lowest_rank}.get(self.rank, fleet.low_rank)
+        sent = fleet.factors.get(self.rank, 1.0)
         return moved * sent * CODEC[self.codec] * link_s
 
 
@@ -178,7 +172,7 @@ CANDIDATES = (
     Candidate(now="allreduce", waits="all", averages="gradients", codec="int8", teaches=0.98),
     Candidate(now="sgp", waits="all", size=2, teaches=1.05),
     Candidate(now="parameter_server", waits="all", averages="gradients", servers=1, teaches=1.0),
-    Candidate(now="powersgd", waits="all", averages="gradients", rank=RANK, teaches=0.85),
+    Candidate(now="powersgd", waits="all", averages="gradients", rank=4, teaches=0.85),
     Candidate(now="powersgd rank=1", waits="all", averages="gradients", rank=1, teaches=0.65),
     Candidate(now="eager", waits="half", averages="gradients", teaches=0.85),
 )

@@ -8,8 +8,9 @@ wavers changes nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from p2ptrain.averaging import Measured, PeerId, RemoteProtocolError, Seconds
 from p2ptrain.averaging.auto.costs import (
@@ -31,6 +32,8 @@ swarm trains badly for longer."""
 LEAST_WAITED = 2
 """Steps before the first decision if they lasted as long as `LEAST_STEPS` steps of computing: the
 peer that decides waited for others, and those have reported as many."""
+
+NONE_KNOWN: Mapping[int, float] = MappingProxyType({})
 
 MICRO = 1_000_000
 
@@ -137,8 +140,7 @@ class Reports:
         apart: float,
         *,
         unlike: bool,
-        low_rank: float = 1.0,
-        lowest_rank: float = 1.0,
+        factors: Mapping[int, float] = NONE_KNOWN,
     ) -> Fleet | None:
         """All that train; None while fewer than half of them, or fewer than two, have reported.
 
@@ -148,8 +150,7 @@ class Reports:
             present: what they train with.
             apart: how far an update drove models apart, when that was known last.
             unlike: their data are.
-            low_rank: the share of a gradient's numbers that its factors have.
-            lowest_rank: the share that its factors of rank 1 have.
+            factors: the share of a gradient's numbers that its factors have, by rank.
         """
         self.last = {peer: self.last[peer] for peer in trainees if peer in self.last}
         known = [report.measured for report in self.last.values()]
@@ -164,9 +165,7 @@ class Reports:
             else:
                 may_wait = present.waits == "all"  # its silence may be that of another peer
                 loads.append(_load(report.measured, 0.0 if may_wait else report.silent_s(now)))
-        fleet = Fleet(
-            peers=loads, apart=apart, unlike=unlike, low_rank=low_rank, lowest_rank=lowest_rank
-        )
+        fleet = Fleet(peers=loads, apart=apart, unlike=unlike, factors=factors)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
