@@ -4,7 +4,7 @@ A step's record says which samples it was of, where data are dealt (``trained``)
 this file are what happened, whatever the peers believe. What these say at their ends (``data`` of
 ``ended``), their ledgers, is compared with it.
 
-An epoch is *finished* if the ledger of a peer that came to its end says so.
+An epoch is *finished* if the ledgers of the peers that trained and came to their ends say so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,8 @@ def data_of(histories: Sequence[PeerHistory]) -> Json | None:
     number and its samples trained never, once, more often, and in all.
     """
     spans = [span for history in histories for span in history.trained]
-    ledgers = [data for one in histories if one.ended and (data := one.ended.get("data"))]
+    ended = [one.ended for one in histories if one.ended and one.trained]
+    ledgers = [data for one in ended if (data := one.get("data"))]
     if not spans or not ledgers:
         return None
     samples = max(never + once + again for _, never, once, again, _ in ledgers[0])

@@ -286,6 +286,13 @@ def test_deadlines_that_contradict_each_other_are_refused_in_one_sentence(values
     assert "\n" not in str(caught.value)
 
 
+def test_batches_by_speed_have_no_part_for_a_peer_that_only_serves():
+    by_speed = TrainingConfig(batches="by_speed")
+    config = RunConfig(algorithm="parameter_server", training=by_speed, trains=False)
+    with pytest.raises(ConfigError, match="trains = false has no batches, and batches ="):
+        config.check_batches()
+
+
 def test_batches_by_speed_are_refused_where_peers_are_not_in_step():
     by_speed = TrainingConfig(batches="by_speed")
     RunConfig(algorithm="allreduce", training=by_speed).check_batches()

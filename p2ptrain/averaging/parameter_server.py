@@ -18,6 +18,10 @@ As built here, and why:
 
 * *Servers are the first peers by name*; with fewer peers than `servers` some have several parts.
   They train, too, and go on serving when they are done. None is special: the next succeeds.
+* *A server may only serve*: give a peer ``trains = false``, and a name that comes first. Under
+  ``bsp`` it takes part in each average with 0 samples (your own loop calls ``step(samples=0)``,
+  without a backward pass), else it is done from the start (leave the ``with`` at once). It ends
+  with the last peer that trains. One more of them than `servers` is a spare, and the successor.
 * *All replicas make the update under* ``bsp``, from means of the servers, which have no optimizer.
   It is the same update, optimizers of all kinds work, and a server that dies takes nothing along:
   the group repeats its average without it. Chunks are pipelined: means of the first numbers go out
@@ -98,7 +102,7 @@ class ParameterServer(Algorithm):
 
         share: float = 0
         """Under ``asp`` and ``ssp``: how much of an update counts, up to 1; 0: one in as many as
-        there are peers. Too large: peers overtake each other, and training diverges."""
+        there are peers that train. Too large: peers overtake each other, and training diverges."""
 
         def __post_init__(self) -> None:
             if not 1 <= self.servers <= MOST_SERVERS:
@@ -168,7 +172,7 @@ class ParameterServer(Algorithm):
     async def _exchange(self, swarm: Swarm) -> None:
         here = sorted([swarm.me, *swarm.alive()])  # one that is done goes on serving
         if len(here) > 1:
-            share = self.config.share or 1 / len(here)
+            share = self.config.share or 1 / len(swarm.trainees())
             await swarm.exchange_updates(self.servers(here), share)
 
     async def _keep_to_gap(self, swarm: Swarm) -> None:

@@ -24,7 +24,7 @@ from p2ptrain.compute.elastic_sampler import ElasticSampler
 from p2ptrain.compute.replica import StateOwner
 from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.steps import TrainingPeer, take_steps
+from p2ptrain.compute.steps import TrainingPeer, serve_others, take_steps
 from p2ptrain.compute.tasks import Batch, IndexedTask, Task
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import ConfigError, InvariantViolation, StateError
@@ -203,11 +203,13 @@ def train(
     end_samples: int | None = None,
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], None],
+    trains: bool = True,
 ) -> None:
     """Train until the peer should stop, on this thread; arguments as of `Learner`, `take_steps`.
 
     `peer` is the one around `model`; its `step` is called once for each batch, gradients ready.
-    `sleep` blocks for so many of the clock's seconds, and leaves the processor free.
+    `sleep` blocks for so many of the clock's seconds, and leaves the processor free. Unless it
+    `trains`, the peer only serves.
 
     Raises:
         StateError: if the loss is not finite.
@@ -223,10 +225,12 @@ def train(
     async def nap(duration_s: Seconds) -> None:
         sleep(duration_s)
 
+    calling = _Calling(peer, config.clip)
     with threads(config.threads):
-        _at_once(
-            take_steps(learner, _Calling(peer, config.clip), pace, **where, clock=clock, sleep=nap)
-        )
+        if trains:
+            _at_once(take_steps(learner, calling, pace, **where, clock=clock, sleep=nap))
+        else:
+            _at_once(serve_others(learner, calling, sleep=nap))
 
 
 class _Calling:
@@ -243,6 +247,14 @@ class _Calling:
     @property
     def progress(self) -> int:
         return self._peer.progress
+
+    @property
+    def in_step(self) -> bool:
+        return self._peer.in_step
+
+    @property
+    def others_train(self) -> bool:
+        return self._peer.others_train
 
     @property
     def buckets(self) -> Buckets | None:

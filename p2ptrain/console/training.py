@@ -93,6 +93,7 @@ def _run(
             end_samples=config.stop.samples,
             clock=time.perf_counter,
             sleep=time.sleep,
+            trains=config.trains,
         )
         if save and not ctrl_c.came:
             consensus = this.consensus()

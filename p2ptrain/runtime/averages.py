@@ -25,6 +25,7 @@ from p2ptrain.compute.sparse import Residual
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, AverageEnded, Break, Resolve, What
 from p2ptrain.core.links import weights_left
+from p2ptrain.core.messages import Phase
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import RefusedError
@@ -201,7 +202,8 @@ class Averages:
         """
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what in WHOLE_MODELS:
-            return replace(MODEL, progress=self.host.shared_progress)
+            weight = 0 if purpose.what is What.CONSENSUS and self._only_served() else MODEL.weight
+            return replace(MODEL, weight=weight, progress=self.host.shared_progress)
         if purpose.what is What.PSEUDO_GRADIENTS and self.outer:
             stated = self.outer.state(purpose, membership.me.samples)
             return replace(stated, progress=self.host.shared_progress)
@@ -226,6 +228,14 @@ class Averages:
             writes_checkpoint=checkpoints is not None and checkpoints.is_writing(),
             progress=agreed.progress,
         )
+
+    def _only_served(self) -> bool:
+        """Whether this peer has never trained, and another one that is here has."""
+        membership = self.host.machine.membership
+        if membership.me.samples or membership.me.phase is not Phase.DONE:
+            return False
+        here = (membership.member(peer) for peer in membership.alive())
+        return any(member is not None and member.samples for member in here)
 
     def shards_of(self, effect: Average, members: tuple[PeerId, ...]) -> tuple[int, ...]:
         """The weights of the members' shards in an attempt; none: equal shards."""
@@ -282,6 +292,7 @@ class Averages:
             open_stream=host.open_stream,
             clock=lambda: host.now,
             shards=shards,
+            has_servers=bool(host.algorithm.servers(members)),
             audits=self.audits,
             **more,
         )

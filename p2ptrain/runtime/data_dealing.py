@@ -220,8 +220,10 @@ class DataDealing:
     def _trains(self, peer: PeerId) -> bool:
         assert self._driver is not None
         member = self._driver.machine.membership.member(peer)
-        here = member is not None and member.state <= MemberState.SUSPECT
-        return here and member is not None and member.phase is Phase.TRAINING
+        if member is None or member.state > MemberState.SUSPECT:
+            return False
+        only_serves = member.steps > 0 and member.samples == 0
+        return member.phase is Phase.TRAINING and not only_serves
 
 
 def _packs(shares: tuple[Share, ...]) -> list[tuple[Share, ...]]:

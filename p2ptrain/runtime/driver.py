@@ -223,7 +223,8 @@ class Driver:
         """How many others make steps while this peer makes one.
 
         Newcomers do not before they have loaded a model; then they begin with what all have made.
-        Those that begin together with this peer do, though it has not heard so yet.
+        Those that begin together with this peer do, though it has not heard so yet. One that only
+        serves counts where others average with it.
         """
         membership, arriving = self.machine.membership, set[tuple[PeerId, int]]()
         if len(membership.alive()) > len(membership.choosable()):
@@ -233,7 +234,13 @@ class Driver:
                 if one.phase is Phase.ARRIVING and one.state is MemberState.ALIVE
             }
         self._beginners = arriving if self._beginners is None else self._beginners & arriving
-        return len(membership.choosable()) + len(self._beginners)
+        only_serve, are_averaged_with = 0, self.algorithm.servers((self.name,))
+        if len(membership.choosable()) >= len(membership.trainees()) and not are_averaged_with:
+            only_serve = sum(
+                one.phase is Phase.DONE and not one.samples and one.state is MemberState.ALIVE
+                for one in membership.others
+            )
+        return len(membership.choosable()) - only_serve + len(self._beginners)
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""

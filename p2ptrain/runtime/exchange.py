@@ -111,6 +111,8 @@ class Exchange(Streams):
     executor: CopyExecutor
     shards: Sequence[int] = ()
     """The weights of the members' shards, in their order; none: equal shards."""
+    has_servers: bool = False
+    """Only members with a shard reduce, however short vectors are."""
     audits: Audits | None = None
     """Of the owners of shards; None: there are none."""
 
@@ -270,7 +272,8 @@ class BucketExchange:
         self.codec = bucket.codec
         self.square_sum = 0.0
         size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
-        direct = self._is_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
+        may_be_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
+        direct = self._is_direct = may_be_direct and not exchange.has_servers
         lend, lend_slot = exchange.buffers.take, partial(exchange.slots.take, chunk_size)
         self.slots: dict[tuple[PeerId, int], Vector] = defaultdict(lend_slot)
         self._cuts = tuple(bucket.cuts) or (Span(0, size),)

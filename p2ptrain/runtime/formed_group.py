@@ -345,6 +345,8 @@ class FormedGroup(Attempt):
             self._updates = await averages.executor(lambda: replica.snapshot(vector_S, start))
             if self._outer:
                 self._outer.fill_model(vector_S)
+            if not self._contributions[rank].weight:  # of a consensus, where it has only served
+                vector_S[:] = 0
             return
         vector_G = self.vector_V = averages.buffers.take(replica.gradient_size)
         weight = self._contributions[rank].weight

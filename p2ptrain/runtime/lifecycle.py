@@ -113,6 +113,16 @@ class PeerLifecycle:
             return heard  # no estimate any more
         return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
 
+    @property
+    def others_train(self) -> bool:
+        """Whether another peer that trains is here: in step, one of those of the last average."""
+        if not self.is_listening:
+            return False
+        if self.algorithm.in_step and self.boundary.totals.steps:
+            return self.driver.agreed.anyone_trains
+        participants = self.driver.machine.membership.participants()
+        return any(peer != self.name for peer in participants)
+
     def batch_size(self, usual: int) -> int:
         """Samples of the next step; see `Peer.batch_size`."""
         if self.is_listening and self.driver.live.epoch and not self.algorithm.in_step:
@@ -157,6 +167,8 @@ class PeerLifecycle:
             return f"the swarm has trained {self.progress} samples"
         if agreed.agreed_to_end:
             return "the swarm agreed to end"
+        if agreed.others_have_ended:
+            return "no peer trains any more"
         limit_s, began_at = stop.seconds, self.began_at
         if not limit_s or began_at is None or self.environment.clock() - began_at < limit_s:
             return ""

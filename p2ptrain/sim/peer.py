@@ -14,7 +14,7 @@ from typing import TypeVar
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.steps import Work, take_steps
+from p2ptrain.compute.steps import Work, serve_others, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
@@ -43,6 +43,8 @@ class Trainee:
     update: Callable[[], None]
     clip: float | None = None
     """The norm to which `update` clips gradients."""
+    trains: bool = True
+    """Otherwise it only serves."""
 
 
 class LivingPeer:
@@ -93,6 +95,14 @@ class LivingPeer:
     @property
     def progress(self) -> int:
         return self._life.progress
+
+    @property
+    def in_step(self) -> bool:
+        return self._life.algorithm.in_step
+
+    @property
+    def others_train(self) -> bool:
+        return self._life.others_train
 
     @property
     def buckets(self) -> Buckets | None:
@@ -150,6 +160,9 @@ class LivingPeer:
 
     async def _train(self) -> None:
         config, working = self._config, WorkClock()
+        if not self._trainee.trains:
+            await serve_others(self._trainee.work, self, sleep=working.work, slice_s=SLICE_S)
+            return
         await take_steps(
             self._trainee.work,
             self,

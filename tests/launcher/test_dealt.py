@@ -25,6 +25,12 @@ def test_counts_are_of_all_peers_and_finished_is_what_ledgers_say():
     assert found["epochs"] == [[0, 0, 9, 1, 11], [1, 6, 4, 0, 4]]
 
 
+def test_a_peer_that_has_trained_nothing_has_no_say_in_what_is_finished():
+    serves = history([], [[0, 7, 3, 0, 3]])
+    ended = history([(0, 0, 10)], [[0, 0, 10, 0, 10], [1, 10, 0, 0, 0]])
+    assert data_of([serves, ended])["finished"] == 1
+
+
 def test_a_ledger_that_is_wrong_and_samples_in_no_epoch_show():
     ended = history([(0, 0, 9)], [[0, 0, 10, 0, 10]], samples=12)
     found = data_of([ended])

@@ -45,6 +45,43 @@ async def test_all_that_are_done_keep_the_same_mean_and_their_models(algorithm):
     await world.close()
 
 
+async def test_a_model_that_its_peer_has_not_trained_is_not_in_the_mean_of_others():
+    """p0 only serves: under gossip it has the model that all began with."""
+    world = await build(3, "ad_psgd")
+    p0, *others = world.peers.values()
+    for peer in world.peers.values():
+        peer.lifecycle.begin()
+    await p0.boundary.end()
+    for peer in others:
+        peer.replica.gradient = np.ones_like(peer.replica.live)
+        await peer.boundary.step(1, None, peer.replica.descend)
+        await peer.boundary.end()
+    await virtual_loop().wait(1.0)
+    tasks = [
+        peer.process.start(peer.driver.consensus.reach(peer.driver.consensus.count, 20.0))
+        for peer in world.peers.values()
+    ]
+    means = [await task for task in tasks]
+    assert {tuple(mean.weights.values()) for mean in means} == {(0, 1, 1)}
+    for mean in means:
+        assert np.allclose(mean.mean_M, models(world)[1:].mean(axis=0), rtol=1e-6)
+    await world.close()
+
+
+async def test_models_that_no_peer_has_trained_are_all_in_the_mean():
+    world = await build(2, "ad_psgd")
+    for peer in world.peers.values():
+        peer.lifecycle.begin()
+        await peer.boundary.end()
+    await virtual_loop().wait(1.0)
+    tasks = [
+        peer.process.start(peer.driver.consensus.reach(peer.driver.consensus.count, 20.0))
+        for peer in world.peers.values()
+    ]
+    assert [(await task).weights for task in tasks] == [{"p0": 1, "p1": 1}] * 2
+    await world.close()
+
+
 async def test_a_consensus_survives_the_peer_that_claims_it():
     world = await build(4, "ad_psgd")
     await world.train(3, steps_of(0.1))
