@@ -33,9 +33,9 @@ class Span:
 
 DIRECT_CHUNKS = 2
 """The direct exchange is used if the vector has at most so many chunks, and what each member then
-moves in addition is at most an eighth of that: 256 KiB, 2 ms of a link of 1 Gbit/s and 0.1 s of one
-of 20 Mbit/s. Larger: bytes that a slow link feels; smaller: more messages, each of which costs as
-much as tens of thousands of numbers."""
+moves in addition half as many: one of 256 KiB is 2 ms of a link of 1 Gbit/s and 0.1 s of one of
+20 Mbit/s. Larger: bytes that a slow link feels; smaller: more messages, each of which costs as much
+as tens of thousands of numbers."""
 
 
 PIPELINED = 4
@@ -51,7 +51,7 @@ def is_direct(vector_size: int, member_count: int, chunk_size: int, *, lossy: bo
         return vector_size > 0
     least = 2 * vector_size * (member_count - 1) // member_count
     extra = vector_size * (member_count - 1) - least
-    return 0 < max(vector_size, 8 * extra) <= DIRECT_CHUNKS * chunk_size
+    return 0 < max(vector_size, 2 * extra) <= DIRECT_CHUNKS * chunk_size
 
 
 def shard(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:

@@ -59,8 +59,9 @@ def test_chunks_cover_a_share_in_order_and_only_the_last_is_shorter(
 
 @pytest.mark.parametrize(("members", "direct"), [(2, True), (4, True), (8, False), (10, False)])
 def test_whole_vectors_go_to_all_only_where_that_takes_few_bytes_more(members: int, direct: bool):
-    """A model of 69 kB, chunks of 1 MiB: among ten it was sent 9 times, 0.25 s at 20 Mbit/s."""
-    assert is_direct(17_226, members, 1 << 18, lossy=False) == direct
+    """A model of 69 kB: among ten it was sent 9 times, which takes 0.25 s at 20 Mbit/s."""
+    chunk_size = chunk_size_of(17_226, members, 1 << 18)
+    assert is_direct(17_226, members, chunk_size, lossy=False) == direct
 
 
 def test_a_vector_smaller_than_its_group_leaves_some_members_without_a_share():
