@@ -128,7 +128,8 @@ class ConsensusCurve:
         self.final_model: Vector | None = None
         self.final_recall: dict[str, float] | None = None
         """Of the last point, by class."""
-        self._histories = histories
+        self._everyone = histories
+        self._histories = [one for one in histories if one.trains]
         self._evaluator = evaluator
         self._period_s = period_s
         self._target = target
@@ -140,9 +141,9 @@ class ConsensusCurve:
 
         None while a present peer is not ready; peers that join later do not count.
         """
-        if any(h.ready_at is None and not h.is_finished and not h.is_late for h in self._histories):
+        if any(h.ready_at is None and not h.is_finished and not h.is_late for h in self._everyone):
             return None
-        return min((h.ready_at for h in self._histories if h.ready_at is not None), default=None)
+        return min((h.ready_at for h in self._everyone if h.ready_at is not None), default=None)
 
     @property
     def time_to_target_s(self) -> Seconds | None:

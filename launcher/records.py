@@ -134,6 +134,8 @@ class PeerHistory:
         self.is_closed = False
         self.is_late = False
         """It joins when others train already, and no peer waits for it."""
+        self.trains = True
+        """Otherwise it only serves: its model is no part of the consensus."""
         self.lost = False
         self.is_away = False
         """It was killed, and has not been ready again."""

@@ -60,9 +60,13 @@ class Run:
         for rank in scenario.late:
             self.histories[rank].is_late = True
         self.statuses: Sequence[PeerStatus] = [PeerStatus(name) for name in names]
-        configs = scenario.configs(algorithm, folder)
-        train = [one for one, config in zip(self.histories, configs, strict=True) if config.trains]
-        self.curve = ConsensusCurve(train, evaluator, scenario.snapshot_every_s, scenario.target)
+        for history, config in zip(
+            self.histories, scenario.configs(algorithm, folder), strict=True
+        ):
+            history.trains = config.trains
+        self.curve = ConsensusCurve(
+            self.histories, evaluator, scenario.snapshot_every_s, scenario.target
+        )
         self.notes: list[str] = []
         self.is_over = False
         self.speed: float | None = None

@@ -53,10 +53,12 @@ from p2plab.consensus import Target
 from p2plab.external_baselines import check_algorithm, is_external
 from p2plab.harness.claims import Claim
 from p2ptrain import named
+from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.runtime.live_settings import check_serves
 
 BUNDLED = Path(__file__).parent / "scenarios"
 TEMPLATE = Path(__file__).parent / "new_scenario.toml"
@@ -304,6 +306,22 @@ class Scenario(RunConfig):
             one = self.settings_of(name)
             check_algorithm(one.algorithm, one.options, self.peers)
             self._check_batches(name)
+            self._check_who_trains(name)
+
+    def _check_who_trains(self, name: str) -> None:
+        """Refuse a run in which no peer trains, or one of a system whose ranks all do."""
+        configs = self.configs(name, Path())
+        if all(config.trains for config in configs):
+            return
+        if is_external(configs[0].algorithm):
+            raise ConfigError(
+                f"{name}: trains = false is for algorithms of p2ptrain; set it in the [[compare]] "
+                "entries of those, or leave this one out"
+            )
+        if not any(config.trains for config in configs):
+            raise ConfigError(f"{name}: trains = false for all {self.peers} peers; let one train")
+        one = configs[0]
+        check_serves(name, load_algorithm(one.algorithm, one.algorithm_options))
 
     def _check_batches(self, name: str) -> None:
         """Refuse batches by speed that cannot be, or would not add up to what equal ones are."""
@@ -315,6 +333,11 @@ class Scenario(RunConfig):
             raise ConfigError(
                 f"{name}: batches = 'by_speed' is for algorithms of p2ptrain; set it in the "
                 "[[compare]] entries of those"
+            )
+        if not all(config.trains for config in configs):
+            raise ConfigError(
+                f"{name}: batches = 'by_speed' divides samples among all peers, and trains = false "
+                "takes none; leave one of them out"
             )
         dividing[0].check_batches()
         sizes = sorted({config.training.batch_size for config in configs})

@@ -44,12 +44,6 @@ class RunConfig(PeerConfig):
     rank: int = 0
     """Rank among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
 
-    trains: bool = True
-    """Off: this peer computes no gradients, and serves the others until they are done. Where peers
-    are in step it takes part in their averages with 0 samples, as a server of `parameter_server`
-    does that has no time to train; else it is as one that is done. Its shard of the data is left
-    out, unless data are dealt (``data = "elastic"``)."""
-
     device: str = "auto"
     """What to compute on: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps`` or ``xpu``. ``auto`` is
     the accelerator that is there, or the processor. Without an index, the peers of one machine take
@@ -87,11 +81,6 @@ class RunConfig(PeerConfig):
             ConfigError: naming the algorithm; also if there is no such algorithm or option.
         """
         if self.training.batches == "by_speed":
-            if not self.trains:
-                raise ConfigError(
-                    "trains = false has no batches, and batches = 'by_speed' divides them among "
-                    "all peers; leave batches = 'equal'"
-                )
             algorithm = load_algorithm(self.algorithm, self.algorithm_options)
             check_divides(self.algorithm, algorithm)
 

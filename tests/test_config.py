@@ -286,11 +286,17 @@ def test_deadlines_that_contradict_each_other_are_refused_in_one_sentence(values
     assert "\n" not in str(caught.value)
 
 
-def test_batches_by_speed_have_no_part_for_a_peer_that_only_serves():
-    by_speed = TrainingConfig(batches="by_speed")
-    config = RunConfig(algorithm="parameter_server", training=by_speed, trains=False)
-    with pytest.raises(ConfigError, match="trains = false has no batches, and batches ="):
-        config.check_batches()
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"serve": False}, "trains = false needs serve = true"),
+        ({"exchange": {"robust_mean": "clipped"}}, "trains = false cannot go with robust_mean or"),
+        ({"exchange": {"trimmed_share": 0.2}}, "trains = false cannot go with robust_mean or"),
+    ],
+)
+def test_a_peer_that_only_serves_is_refused_where_that_makes_no_sense(values, message):
+    with pytest.raises(ConfigError, match=message):
+        from_mapping(RunConfig, {"trains": False, **values}, "file")
 
 
 def test_batches_by_speed_are_refused_where_peers_are_not_in_step():

@@ -381,7 +381,7 @@ def _learning(
     )
     clip = training.clip
     update = partial(replica.optimizer_step, clip)
-    trainee = Trainee(replica, learner, update, clip, config.trains)
+    trainee = Trainee(replica, learner, update, clip)
     if stands_for > 1:
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange)
@@ -403,7 +403,7 @@ def _pricing(task: Task, config: RunConfig) -> Train:
         if stands_for == 1:
             replica.gradient_shapes = shapes
             work = MadeUpWork(samples, replica, config.rank, by_speed=by_speed, plan=plan)
-        trainee = Trainee(replica, work, replica.descend, trains=config.trains)
+        trainee = Trainee(replica, work, replica.descend)
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
         to = PricedMetrics(metrics, size, stands_for, is_trained=False)

@@ -18,10 +18,12 @@ As built here, and why:
 
 * *Servers are the first peers by name*; with fewer peers than `servers` some have several parts.
   They train, too, and go on serving when they are done. None is special: the next succeeds.
-* *A server may only serve*: give a peer ``trains = false``, and a name that comes first. Under
-  ``bsp`` it takes part in each average with 0 samples (your own loop calls ``step(samples=0)``,
-  without a backward pass), else it is done from the start (leave the ``with`` at once). It ends
-  with the last peer that trains. One more of them than `servers` is a spare, and the successor.
+* *A server may only serve*: give a peer ``trains = false``, and a name that comes first. A loop of
+  your own is then ``while not peer.should_stop: peer.step(samples=0)``, with the learning rate and
+  the clipping of all others. Under ``bsp`` it takes part in each average with 0 samples, else it is
+  done from the start. It waits for the first peer that trains, ends with the last one, and waits a
+  minute for one that crashed. One more of them than `servers` is a spare, and the successor. After
+  a change to ``bsp`` those that were done stay done.
 * *All replicas make the update under* ``bsp``, from means of the servers, which have no optimizer.
   It is the same update, optimizers of all kinds work, and a server that dies takes nothing along:
   the group repeats its average without it. Chunks are pipelined: means of the first numbers go out
@@ -160,14 +162,17 @@ class ParameterServer(Algorithm):
             await self._keep_to_gap(swarm)
 
     async def background(self, swarm: Swarm) -> None:
-        """A peer that is done gets what the others train, until they are done, too."""
-        are_others = True
-        while not self.in_step and are_others:
+        """A peer that is done gets what the others train, and once more when they are done."""
+        were_others = True
+        while not self.in_step:
             await swarm.wait_for_change(PULL_S)
-            if not swarm.trains:
-                are_others = any(peer != swarm.me for peer in swarm.trainees())
+            if swarm.trains:
+                continue
+            are_others = any(peer != swarm.me for peer in swarm.participants())
+            if are_others or were_others:
                 await self._exchange(swarm)
-                await swarm.pause(PULL_S if are_others else 0)
+            were_others = are_others
+            await swarm.pause(PULL_S)
 
     async def _exchange(self, swarm: Swarm) -> None:
         here = sorted([swarm.me, *swarm.alive()])  # one that is done goes on serving

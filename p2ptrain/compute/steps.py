@@ -64,16 +64,6 @@ class TrainingPeer(Protocol):
         ...
 
     @property
-    def in_step(self) -> bool:
-        """Whether all peers make the same steps; see `Algorithm.in_step`."""
-        ...
-
-    @property
-    def others_train(self) -> bool:
-        """Whether another peer that trains is here."""
-        ...
-
-    @property
     def buckets(self) -> Buckets | None:
         """What the backward pass fills, if anything travels meanwhile."""
         ...
@@ -156,26 +146,14 @@ async def take_steps(
         step += 1
 
 
-async def serve_others(
-    work: Work,
-    peer: Stepping,
-    *,
-    sleep: Callable[[Seconds], Awaitable[None]],
-    slice_s: Seconds = SLICE_S,
-) -> None:
-    """Train nothing, and hold what servers hold: in step with those that train, until none does.
+async def serve_others(work: Work, peer: Stepping) -> None:
+    """The loop of a peer that only serves: steps without samples, as long as others make theirs.
 
-    Where peers are not in step, this ends when the first is here: a peer that has left its loop
-    serves the others until they are done. Arguments are as of `take_steps`.
+    Where peers are not in step there is none: one that has left its loop serves the others.
     """
     while not peer.should_stop:
-        if not peer.others_train:
-            await sleep(slice_s)
-        elif not peer.in_step:
-            return
-        if peer.in_step:
-            work.prepare(peer.progress)
-            await peer.step(0, None)
+        work.prepare(peer.progress)
+        await peer.step(0, None)
 
 
 async def _slept_until(

@@ -230,7 +230,7 @@ def train(
         if trains:
             _at_once(take_steps(learner, calling, pace, **where, clock=clock, sleep=nap))
         else:
-            _at_once(serve_others(learner, calling, sleep=nap))
+            _at_once(serve_others(learner, calling))
 
 
 class _Calling:
@@ -247,14 +247,6 @@ class _Calling:
     @property
     def progress(self) -> int:
         return self._peer.progress
-
-    @property
-    def in_step(self) -> bool:
-        return self._peer.in_step
-
-    @property
-    def others_train(self) -> bool:
-        return self._peer.others_train
 
     @property
     def buckets(self) -> Buckets | None:

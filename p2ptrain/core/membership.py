@@ -193,6 +193,13 @@ class Membership(Roster):
         """Members that died or left more than `LONG_GONE_S` ago."""
         return tuple(peer for peer, at in self._gone_at.items() if now - at > LONG_GONE_S)
 
+    def others_have_ended(self, now: Seconds) -> bool:
+        """Whether others have trained, and none of them does or is likely to come back to it."""
+        lost = {*self.dead()} - {*self.long_gone(now)}
+        may_return = any(self.records[peer].samples for peer in lost)
+        have_trained = self.samples > self.me.samples
+        return have_trained and not self.others_train() and not may_return
+
     # --- what happens -----------------------------------------------------------------------------
 
     def learn(

@@ -63,6 +63,11 @@ class Member:
     accusers: tuple[PeerId, ...] = ()
     """Of a suspect: members that could not reach it themselves, sorted, at most `ACCUSERS`."""
 
+    @property
+    def only_serves(self) -> bool:
+        """It takes steps, or has ended, and has trained nothing; one that arrives may yet train."""
+        return not self.samples and (self.steps > 0 or self.phase is Phase.DONE)
+
 
 @dataclass(frozen=True, slots=True)
 class Ping:

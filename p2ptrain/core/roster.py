@@ -65,9 +65,10 @@ class Names:
 
     def __call__(self) -> tuple[PeerId, ...]:
         """All of them, sorted; the same object until something changes."""
-        if self._sorted is None:
-            self._sorted = tuple(self._names)
-        return self._sorted
+        found = self._sorted  # another thread may read while the protocol's changes it
+        if found is None:
+            found = self._sorted = tuple(self._names)
+        return found
 
     def keep(self, name: PeerId, belongs: bool) -> None:
         at = bisect.bisect_left(self._names, name)
@@ -125,8 +126,14 @@ class Roster:
         return self.me.samples + self._others_samples
 
     def trains_already(self) -> bool:
-        """Whether another one that is here has made a step in this life."""
-        return any(self.records[peer].steps for peer in self.reachable())
+        """Whether another one that is here has trained in this life, and not only served."""
+        here = (self.records[peer] for peer in self.reachable())
+        return any(member.steps and not member.only_serves for member in here)
+
+    def others_train(self) -> bool:
+        """Whether another one is here that trains, or may yet begin to."""
+        others = (self.records[peer] for peer in self.participants() if peer != self.me.peer)
+        return any(not member.only_serves for member in others)
 
     def holders(self) -> list[PeerId]:
         """Others that are here and hold a checkpoint to start again from."""

@@ -33,8 +33,8 @@ class AgreedState:
     """False: our gradients have no say in the next average."""
     averaged_anything: bool = True
     """False: no peer's gradients had."""
-    anyone_trains: bool = False
-    """Some member of the last average makes steps of its own, perhaps without gradients now."""
+    anyone_trains: bool = True
+    """Some member of the last average makes steps with samples, perhaps without gradients now."""
     others_have_ended: bool = False
     """We only serve, and those that we served train no more."""
     samples_of_step: int = 0
@@ -71,8 +71,7 @@ class AgreedState:
     def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
         """An average is done: what its members stated, and the samples of all who are not in it."""
         self.averaged_anything = any(one.weight for one in contributions)
-        trained, self.anyone_trains = self.anyone_trains, any(one.usual for one in contributions)
-        self.others_have_ended = trained and not self.anyone_trains and not self.samples_of_step
+        self.anyone_trains = any(one.usual for one in contributions)
         self.agreed_to_end = any(one.wants_to_end for one in contributions)
         due = any(one.wants_checkpoint for one in contributions)
         self.agreed_to_write = due and not any(one.writes_checkpoint for one in contributions)

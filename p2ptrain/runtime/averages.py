@@ -25,7 +25,6 @@ from p2ptrain.compute.sparse import Residual
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, AverageEnded, Break, Resolve, What
 from p2ptrain.core.links import weights_left
-from p2ptrain.core.messages import Phase
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import RefusedError
@@ -230,9 +229,9 @@ class Averages:
         )
 
     def _only_served(self) -> bool:
-        """Whether this peer has never trained, and another one that is here has."""
+        """Whether this peer only serves, and another one that is here has trained."""
         membership = self.host.machine.membership
-        if membership.me.samples or membership.me.phase is not Phase.DONE:
+        if self.host.config.trains:
             return False
         here = (membership.member(peer) for peer in membership.alive())
         return any(member is not None and member.samples for member in here)

@@ -48,11 +48,14 @@ class Batches:
 
     def size(self, usual: int) -> int:
         """Samples of our next step, of ``members * usual``; `usual` before the first average."""
-        self._asked, stated = True, self.stated
-        if not stated:
+        self._asked = True
+        if not self.stated:
             return usual
+        own = self.stated[self._rank]
+        stated = [one for one in self.stated if one.usual or one is own]  # others only serve
         present, speeds = [one.usual for one in stated], [one.speed for one in stated]
-        return next_batches(len(stated) * usual, present, speeds)[self._rank]
+        rank = next(at for at, one in enumerate(stated) if one is own)
+        return next_batches(len(stated) * usual, present, speeds)[rank]
 
 
 def check_divides(name: str, algorithm: Algorithm) -> None:

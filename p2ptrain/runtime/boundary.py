@@ -6,6 +6,7 @@ the trainer to wait, it awaits `Environment.call`, which carries a coroutine ove
 and brings its result back; where it does not, nothing is awaited and no thread is switched.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -19,6 +20,13 @@ from p2ptrain.runtime.accounts import TrainerTotals
 from p2ptrain.runtime.agreed_state import union
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.live_settings import SettingsDue, is_stale
+
+PAUSE_S: Seconds = 0.2
+"""Of a peer that only serves, after a step in which no member had samples: they have not heard yet
+that all of them only serve."""
+
+LOOKS_AGAIN_S: Seconds = 1.0
+"""A peer that only serves, and serves no one, looks so often whether it should stop."""
 
 
 class Boundary:
@@ -103,12 +111,16 @@ class Boundary:
         await self.finish_update()
         if driver.failure:
             raise driver.failure
+        if not driver.config.trains and not await self._has_to_serve(samples):
+            return
         with self._waiting():
             if await self._gather(samples):
                 if driver.stopping:
                     return  # a step that was not averaged is not made: we would differ
                 optimizer_step = no_update  # no peer had gradients; the version counts all the same
             algorithm = driver.algorithm
+            if not driver.config.trains and algorithm.averages == "models":
+                optimizer_step = no_update  # there are no gradients of its own
             stale = is_stale(algorithm)
             deferred = driver.averages.deferred
             if deferred:
@@ -158,6 +170,35 @@ class Boundary:
         live = self._driver.live
         live.trains = False
         self._driver.environment.post(lambda: live.follow() if live.is_due else None)
+
+    async def _has_to_serve(self, samples: int) -> bool:
+        """Whether others make the step that a peer without samples is in; waits a while for them.
+
+        Raises:
+            ConfigError: if the step has samples.
+        """
+        driver = self._driver
+        if samples:
+            raise ConfigError(
+                f"step: samples = {samples}, and trains = false says that {driver.name} only "
+                "serves; give samples = 0, or let it train"
+            )
+        with self._waiting():
+            if await driver.environment.call(self._others_train()):
+                return True
+            await self._maybe_change(no_update)
+        return False
+
+    async def _others_train(self) -> bool:
+        """The protocol's side."""
+        driver, membership = self._driver, self._driver.machine.membership
+        if not driver.agreed.anyone_trains and not driver.stopping:
+            await asyncio.sleep(PAUSE_S)
+        if not membership.others_train() and not driver.stopping:
+            driver.agreed.others_have_ended = membership.others_have_ended(driver.now)
+            if not driver.agreed.others_have_ended and not driver.live.is_due:
+                await driver.wait_for_change(LOOKS_AGAIN_S)
+        return membership.others_train() and not driver.stopping
 
     async def _gather(self, samples: int) -> bool:
         """Average the gradients of this step, if the algorithm does. True: no peer had any.

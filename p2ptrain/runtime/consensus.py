@@ -37,7 +37,7 @@ class MeanModel:
 
     mean_M: Vector
     weights: Mapping[PeerId, int]
-    """Of the members' models in it."""
+    """Of the models in it: all members' but for those that only serve."""
 
 
 ASKED_FOR = replace(PURPOSE, version=1)
@@ -58,8 +58,8 @@ class Consensus:
         self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
     ) -> None:
         """A group is done; `mean_M` is ours, and this keeps it."""
+        self._latest = MeanModel(mean_M, _weights(members, stated))
         weights = [one.weight for one in stated]
-        self._latest = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
         self.count += 1
         self._host.metrics.record("consensus", members=members, weights=weights)
         self._host.notify_change()
@@ -104,8 +104,7 @@ class Consensus:
         self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
     ) -> None:
         """A group that we were asked for is done; `mean_M` is ours, and this keeps it."""
-        weights = [one.weight for one in stated]
-        self._asked = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
+        self._asked = MeanModel(mean_M, _weights(members, stated))
 
     async def now(self, timeout_s: Seconds) -> MeanModel:
         """The mean of the models as they are, while peers train or after that.
@@ -145,3 +144,7 @@ class Consensus:
         model_M = np.empty(replica.model_size, np.float32)
         await self._host.averages.whole(lambda: replica.snapshot(model_M))
         return model_M
+
+
+def _weights(members: Sequence[PeerId], stated: Sequence[Contribution]) -> Mapping[PeerId, int]:
+    return {peer: one.weight for peer, one in zip(members, stated, strict=True) if one.weight}

@@ -222,8 +222,7 @@ class DataDealing:
         member = self._driver.machine.membership.member(peer)
         if member is None or member.state > MemberState.SUSPECT:
             return False
-        only_serves = member.steps > 0 and member.samples == 0
-        return member.phase is Phase.TRAINING and not only_serves
+        return member.phase is Phase.TRAINING and not member.only_serves
 
 
 def _packs(shares: tuple[Share, ...]) -> list[tuple[Share, ...]]:

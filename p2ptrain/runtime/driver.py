@@ -8,6 +8,7 @@ the simulator, the same code in both. What differs comes in as ports: the `Trans
 
 import asyncio
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, assert_never
@@ -236,10 +237,8 @@ class Driver:
         self._beginners = arriving if self._beginners is None else self._beginners & arriving
         only_serve, are_averaged_with = 0, self.algorithm.servers((self.name,))
         if len(membership.choosable()) >= len(membership.trainees()) and not are_averaged_with:
-            only_serve = sum(
-                one.phase is Phase.DONE and not one.samples and one.state is MemberState.ALIVE
-                for one in membership.others
-            )
+            alive = (one for one in membership.others if one.state is MemberState.ALIVE)
+            only_serve = sum(one.only_serves for one in alive)
         return len(membership.choosable()) - only_serve + len(self._beginners)
 
     def count_lost(self, samples: int) -> None:
@@ -503,10 +502,15 @@ class Driver:
         """Wake all who wait for news."""
         self._changed.set()
 
-    async def wait_for_change(self) -> None:
-        """Until anything may have changed."""
+    async def wait_for_change(self, most_s: Seconds | None = None) -> None:
+        """Until anything may have changed, or so long."""
         self._changed.clear()
-        await self._changed.wait()
+        if most_s is None:
+            await self._changed.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._changed.wait()
 
     def fail(self, error: BaseException | None) -> None:
         """This peer cannot go on: the trainer gets `error` where it waits, or at its next step.

@@ -132,10 +132,15 @@ class ExchangeConfig:
             )
         check_above_0("", self, "average_timeout_s")
 
+    @property
+    def is_robust(self) -> bool:
+        """Whether means leave anything out."""
+        return self.robust_mean != "none" or self.trimmed_share > 0
+
     def trimmed(self, members: int) -> int:
         """How many of a group's numbers are left out at each end."""
-        is_robust = self.robust_mean == "trimmed" or self.trimmed_share > 0
-        if not is_robust or members < LEAST_ROBUST:
+        trims = self.robust_mean == "trimmed" or self.trimmed_share > 0
+        if not trims or members < LEAST_ROBUST:
             return 0
         return max(1, int(self.trimmed_share * members))
 

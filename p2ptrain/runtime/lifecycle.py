@@ -40,9 +40,12 @@ from p2ptrain.runtime.batches import check_divides
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.live_settings import check_algorithm
+from p2ptrain.runtime.live_settings import check_algorithm, check_serves
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
+
+LOOKS_AGAIN_S: Seconds = 5.0
+"""Most of what a peer waits for is news; that one is gone for long is a matter of time."""
 
 
 @dataclass(eq=False, repr=False)
@@ -69,6 +72,8 @@ class PeerLifecycle:
         if config.peers > 1:  # otherwise it is not known how many will come
             algorithm.check_swarm(config.peers)
         check_algorithm(config, algorithm, config.algorithm, config.exchange.gradient_codec)
+        if not config.trains:
+            check_serves(config.algorithm, algorithm)
         self.name = PeerId(config.name)
         self.address = Address("")
         self.began_at: Seconds | None = None
@@ -112,16 +117,6 @@ class PeerLifecycle:
         if all(one.phase is Phase.DONE for one in (membership.me, *membership.others)):
             return heard  # no estimate any more
         return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
-
-    @property
-    def others_train(self) -> bool:
-        """Whether another peer that trains is here: in step, one of those of the last average."""
-        if not self.is_listening:
-            return False
-        if self.algorithm.in_step and self.boundary.totals.steps:
-            return self.driver.agreed.anyone_trains
-        participants = self.driver.machine.membership.participants()
-        return any(peer != self.name for peer in participants)
 
     def batch_size(self, usual: int) -> int:
         """Samples of the next step; see `Peer.batch_size`."""
@@ -167,6 +162,8 @@ class PeerLifecycle:
             return f"the swarm has trained {self.progress} samples"
         if agreed.agreed_to_end:
             return "the swarm agreed to end"
+        if not self.config.trains and not self.algorithm.in_step:
+            return "it serves the others"
         if agreed.others_have_ended:
             return "no peer trains any more"
         limit_s, began_at = stop.seconds, self.began_at
@@ -439,9 +436,12 @@ class PeerLifecycle:
 
     async def wait_until_all_done(self) -> None:
         """Serve the others until no peer that is here trains any more, or we are to stop."""
-        participants = self.driver.machine.membership.participants
-        while not self.driver.stopping and any(peer != self.name for peer in participants()):
-            await self.driver.wait_for_change()
+        driver, membership = self.driver, self.driver.machine.membership
+        while not driver.stopping:
+            serves_on = not self.config.trains and not membership.others_have_ended(driver.now)
+            if not membership.others_train() and not serves_on:
+                return
+            await driver.wait_for_change(LOOKS_AGAIN_S)
 
     async def leave(self, grace_s: Seconds) -> None:
         """Let a running average end, say goodbye, close everything.

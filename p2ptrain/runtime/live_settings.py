@@ -32,8 +32,9 @@ import numpy as np
 from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.core.choice import Choice, choice_of
-from p2ptrain.core.messages import SettingsChange
+from p2ptrain.core.messages import Phase, SettingsChange
 from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.ids import PeerId
 from p2ptrain.runtime.settings import PeerConfig
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ def check_algorithm(
         raise ConfigError(
             f"gradient_codec = {gradient_codec!r}: {name} with overlap sends gradients as "
             f"they are; leave one of the two out"
+        )
+
+
+def check_serves(name: str, algorithm: Algorithm) -> None:
+    """Refuse a peer that only serves where nothing is served, with ConfigError."""
+    if not (algorithm.in_step or algorithm.servers((PeerId("any"),))):
+        raise ConfigError(
+            f"trains = false: {name} averages models, and one that is not trained would hold the "
+            "others back; take parameter_server, or an algorithm whose peers are in step"
         )
 
 
@@ -194,8 +204,8 @@ class LiveSettings:
             by=change.by,
             why=change.why,
         )
-        if self.trains:
-            self.begin()
+        if self.trains or (driver.me.phase is Phase.DONE and algorithm.servers((driver.name,))):
+            self.begin()  # one that is done serves on
         driver.pump()
 
     def _carry_over(self, before: Algorithm, after: Algorithm) -> None:

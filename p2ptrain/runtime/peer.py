@@ -181,16 +181,6 @@ class Peer:
         return self._life.progress
 
     @property
-    def in_step(self) -> bool:
-        """Whether all peers make the same steps, and meet at each of them."""
-        return self._life.algorithm.in_step
-
-    @property
-    def others_train(self) -> bool:
-        """Whether another peer that trains is here, as far as this one knows."""
-        return self._life.others_train
-
-    @property
     def averages(self) -> str:
         """What this peer's algorithm averages: ``models`` or ``gradients``."""
         return self._life.algorithm.averages
@@ -252,8 +242,7 @@ class Peer:
 
         Args:
             samples: how many samples the gradients are the mean of, in any type of number;
-                averages weigh them so. With 0 this peer has none, and adds nothing: where gradients
-                are averaged, so steps one that only serves (`parameter_server`).
+                averages weigh them so. Always 0 for a peer that only serves (`PeerConfig.trains`).
             loss: for the record; a tensor of one element, too.
             clip: norm to clip gradients to, after they were averaged.
             scaler: of mixed precision; unscaled before averaging, updated after it.

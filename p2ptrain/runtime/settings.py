@@ -110,6 +110,11 @@ class PeerConfig:
     seed: int = 0
     """Of this peer's choices; mixed with its name."""
 
+    trains: bool = True
+    """Off: this peer computes no gradients, and only serves those that do, until all of them are
+    done: as a server of `parameter_server`, or in step with the others as a member without samples.
+    Its shard of a task's data is left out, unless data are dealt (``data = "elastic"``)."""
+
     serve: bool = True
     """After its own training, serve the others until all are done."""
 
@@ -185,6 +190,7 @@ class PeerConfig:
             if not 0 <= (port := getattr(self, name) or 0) < 65536:
                 raise ConfigError(f"{name} = {port} is no port; write 0 to 65535")
         self._check_nesting()
+        self._check_serving()
         if not 0 <= self.snapshot_every_s < float("inf"):
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be 0 or more")
         self._check_checkpoints()
@@ -193,6 +199,17 @@ class PeerConfig:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "
                 "add advertise = 'host:port' as they reach this peer"
+            )
+
+    def _check_serving(self) -> None:
+        if self.trains:
+            return
+        if not self.serve:
+            raise ConfigError("trains = false needs serve = true: such a peer does nothing else")
+        if self.exchange.is_robust:
+            raise ConfigError(
+                "trains = false cannot go with robust_mean or trimmed_share, whose mean would "
+                "count a member that has no gradients; leave them out, or let this peer train"
             )
 
     def _check_checkpoints(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -208,9 +207,7 @@ class DriverSwarm:
             SettingsDue: if the swarm has other settings.
             BaseException: the failure of this peer, if there is one: its trainer may be waiting.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(most_s):
-                await self._driver.wait_for_change()
+        await self._driver.wait_for_change(most_s)
         if self._driver.failure:
             raise self._driver.failure
         if self._driver.live.is_due:

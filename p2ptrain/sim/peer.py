@@ -43,8 +43,6 @@ class Trainee:
     update: Callable[[], None]
     clip: float | None = None
     """The norm to which `update` clips gradients."""
-    trains: bool = True
-    """Otherwise it only serves."""
 
 
 class LivingPeer:
@@ -95,14 +93,6 @@ class LivingPeer:
     @property
     def progress(self) -> int:
         return self._life.progress
-
-    @property
-    def in_step(self) -> bool:
-        return self._life.algorithm.in_step
-
-    @property
-    def others_train(self) -> bool:
-        return self._life.others_train
 
     @property
     def buckets(self) -> Buckets | None:
@@ -160,8 +150,8 @@ class LivingPeer:
 
     async def _train(self) -> None:
         config, working = self._config, WorkClock()
-        if not self._trainee.trains:
-            await serve_others(self._trainee.work, self, sleep=working.work, slice_s=SLICE_S)
+        if not config.trains:
+            await serve_others(self._trainee.work, self)
             return
         await take_steps(
             self._trainee.work,

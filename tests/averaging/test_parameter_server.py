@@ -8,6 +8,7 @@ import pytest
 
 from p2ptrain.averaging import AlgorithmMessage, RemoteProtocolError
 from p2ptrain.averaging.parameter_server import ParameterServer
+from p2ptrain.core.choice import Choice
 from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening
@@ -315,6 +316,27 @@ async def test_a_successor_gets_the_newest_parameters_that_any_peer_has():
     await p2.process.start(p2.swarm.exchange_updates(servers(["p1", "p2"]), 1.0))
     assert p1.model()[0] == pytest.approx(start + 1)
     assert p2.model()[0] == pytest.approx(start + 1)
+    await world.close()
+
+
+async def test_a_server_that_is_done_serves_on_after_a_change_of_settings():
+    world = await build(3, "parameter_server", equal=True, sync="asp", share=1)
+    p0, *others = world.peers.values()
+    for peer in world.peers.values():
+        peer.lifecycle.begin()
+    await p0.boundary.end()
+    choice = Choice("parameter_server", {"sync": "ssp", "gap": 8, "share": 1})
+    p0.process.context().run(lambda: p0.driver.live.propose(choice, "a test wants it"))
+    numbers = []
+    for _ in range(3):  # the others change in the first step
+        for peer in others:
+            peer.replica.gradient = np.ones_like(peer.replica.live)
+            await peer.boundary.step(1, None, peer.replica.descend)
+        await asyncio.sleep(1)
+        p0.replica.settle()
+        numbers.append(p0.model()[0])
+    assert {peer.driver.live.choice.text for peer in world.peers.values()} == {choice.text}
+    assert numbers[2] == pytest.approx(numbers[0] - 4 * p0.replica.learning_rate)
     await world.close()
 
 

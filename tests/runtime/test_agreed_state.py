@@ -87,17 +87,3 @@ def test_a_member_without_a_step_counts_as_the_mean_of_the_others():
     assert usual_samples(stated[:2]) == 48
     assert usual_samples(stated) == 72
     assert usual_samples(stated[2:]) == 0
-
-
-def test_a_peer_that_only_serves_has_to_end_once_no_one_trains_any_more():
-    served, idle = AgreedState(), Contribution(weight=0, usual=0)
-    served.take_in([idle, idle], 0)
-    assert not served.others_have_ended, "they have not begun"
-    served.take_in([idle, Contribution(weight=0, usual=32)], 0)
-    assert served.anyone_trains, "though its gradients overflowed"
-    served.take_in([idle, idle], 0)
-    assert served.others_have_ended
-    trains = AgreedState(samples_of_step=32)
-    for stated in ([Contribution(usual=32)], [idle]):
-        trains.take_in(stated, 0)
-    assert not trains.others_have_ended

@@ -169,6 +169,8 @@ class Auto(Algorithm):
             trainees = swarm.trainees()
             due = swarm.now + period_of(trainees)
             measured = await swarm.measure()
+            if not measured.samples:
+                continue  # this peer only serves
             numbers = report_of(measured)
             if trainees[0] != swarm.me:
                 swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
