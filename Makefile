@@ -41,7 +41,7 @@ bench-device: $(READY)  ## copies, memory and steps on an accelerator, beside it
 bench-hidden: $(READY)  ## how much of an all-reduce hides behind real passes, over a slow link; root, runs/bench-hidden
 	$(BIN)/python -m p2plab.bench.hidden --out $(RUNS)/bench-hidden $(SMALL)
 
-bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; a quarter of an hour, runs/bench-slow-links
+bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; an hour and more, runs/bench-slow-links
 	$(BIN)/python -m p2plab.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
 
 bench-large: $(READY)  ## the memory of peers beside a model of 1 GB: averages, a newcomer, a checkpoint; 13 GB, runs/bench-large
