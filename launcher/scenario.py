@@ -305,35 +305,26 @@ class Scenario(RunConfig):
         for name in self.algorithms:
             one = self.settings_of(name)
             check_algorithm(one.algorithm, one.options, self.peers)
-            self._check_batches(name)
-            self._check_who_trains(name)
+            configs = self.configs(name, Path())
+            self._check_batches(name, configs)
+            self._check_who_trains(name, configs)
 
-    def _check_who_trains(self, name: str) -> None:
+    def _check_who_trains(self, name: str, configs: Sequence[RunConfig]) -> None:
         """Refuse a run in which no peer trains, or one of a system whose ranks all do."""
-        configs = self.configs(name, Path())
         if all(config.trains for config in configs):
             return
-        if is_external(configs[0].algorithm):
-            raise ConfigError(
-                f"{name}: trains = false is for algorithms of p2ptrain; set it in the [[compare]] "
-                "entries of those, or leave this one out"
-            )
+        _check_is_ours(name, configs[0], "trains = false")
         if not any(config.trains for config in configs):
             raise ConfigError(f"{name}: trains = false for all {self.peers} peers; let one train")
         one = configs[0]
         check_serves(name, load_algorithm(one.algorithm, one.algorithm_options))
 
-    def _check_batches(self, name: str) -> None:
+    def _check_batches(self, name: str, configs: Sequence[RunConfig]) -> None:
         """Refuse batches by speed that cannot be, or would not add up to what equal ones are."""
-        configs = self.configs(name, Path())
         dividing = [config for config in configs if config.training.batches == "by_speed"]
         if not dividing:
             return
-        if is_external(dividing[0].algorithm):
-            raise ConfigError(
-                f"{name}: batches = 'by_speed' is for algorithms of p2ptrain; set it in the "
-                "[[compare]] entries of those"
-            )
+        _check_is_ours(name, dividing[0], "batches = 'by_speed'")
         if not all(config.trains for config in configs):
             raise ConfigError(
                 f"{name}: batches = 'by_speed' divides samples among all peers, and trains = false "
@@ -377,6 +368,14 @@ class Scenario(RunConfig):
     def written(self) -> str:
         """Every value as TOML, which `load_scenario` reads back."""
         return to_toml(self, without=BY_THE_LAB)
+
+
+def _check_is_ours(name: str, config: RunConfig, setting: str) -> None:
+    if is_external(config.algorithm):
+        raise ConfigError(
+            f"{name}: {setting} is for algorithms of p2ptrain; set it in the [[compare]] entries "
+            "of those"
+        )
 
 
 def peer_names(peers: int) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ class Contribution:
 
     usual: int = 1
     """Samples of one of its steps, whether or not it contributes any now; 0 before the first, which
-    counts as the others' mean. Stale gradients are divided by the sum of these, so that a gradient
-    weighs the same whenever it comes."""
+    counts as the others' mean, and of a member that only serves. Stale gradients are divided by the
+    sum of these, so that a gradient weighs the same whenever it comes."""
 
     samples: int = 0
     """Samples of all its lives, this step's included."""

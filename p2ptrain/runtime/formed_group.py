@@ -279,8 +279,8 @@ class FormedGroup(Attempt):
     async def _contribute(self, rule: SumRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
         averages, host, effect = self._averages, self._averages.host, self._effect
-        is_of_models = self.what in WHOLE_MODELS
-        if is_of_models and not any(one.weight for one in self._contributions):
+        has_weight = any(one.weight for one in self._contributions)
+        if self.what is What.CONSENSUS and not has_weight:
             self.outcome, self.why = Outcome.BROKEN, "no member that is left has trained its model"
             raise AttemptOver
         if self._finishes_what_began():

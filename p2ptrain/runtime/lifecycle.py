@@ -154,6 +154,14 @@ class PeerLifecycle:
         if self.is_listening:
             self.environment.post(self.driver.withdraw)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has lasted as long as it may."""
+        limit_s, began_at = self.config.stop.seconds, self.began_at
+        if not limit_s or began_at is None:
+            return False
+        return self.environment.clock() - began_at >= limit_s
+
     def _reason_to_stop(self) -> str:
         if not self.is_listening:
             return ""
@@ -166,13 +174,12 @@ class PeerLifecycle:
             return "it serves the others"
         if agreed.others_have_ended:
             return "no peer trains any more"
-        limit_s, began_at = stop.seconds, self.began_at
-        if not limit_s or began_at is None or self.environment.clock() - began_at < limit_s:
+        if not self._is_over:
             return ""
         if self.algorithm.averages == "gradients":
             agreed.wants_to_end = True  # all will know with the next average
             return ""
-        return f"{limit_s:g} s are over"
+        return f"{stop.seconds:g} s are over"
 
     # --- from the first word to the last ----------------------------------------------------------
 
@@ -438,8 +445,8 @@ class PeerLifecycle:
         """Serve the others until no peer that is here trains any more, or we are to stop."""
         driver, membership = self.driver, self.driver.machine.membership
         while not driver.stopping:
-            serves_on = not self.config.trains and not membership.others_have_ended(driver.now)
-            if not membership.others_train() and not serves_on:
+            has_ended = self._is_over or membership.others_have_ended(driver.now)
+            if not membership.others_train() and (self.config.trains or has_ended):
                 return
             await driver.wait_for_change(LOOKS_AGAIN_S)
 

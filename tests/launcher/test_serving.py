@@ -1,6 +1,7 @@
 """Peers that train nothing, and serve: servers, and members without samples."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -126,3 +127,12 @@ def test_a_server_ends_when_the_workers_have_been_gone_for_a_minute(tmp_path, sy
     crash = FaultConfig(kind="crash", peers=(1, 2, 3), at_s=1.0)
     run, _ = ran(tmp_path, served(options={"sync": sync}, faults=(crash,), samples=10**6))
     assert [status.state for status in run.statuses] == ["ended", "lost", "lost", "lost"]
+
+
+def test_a_server_that_no_one_comes_to_ends_by_the_clock(tmp_path):
+    """The workers are gone before their first step."""
+    crash = FaultConfig(kind="crash", peers=(1, 2, 3), at_s=0.05)
+    chosen = replace(served(options={"sync": "asp"}, faults=(crash,)), stop=StopConfig(seconds=20))
+    run, _ = ran(tmp_path, chosen)
+    assert [status.state for status in run.statuses] == ["ended", "lost", "lost", "lost"]
+    assert endings(tmp_path / "parameter_server")[0]["t"] == pytest.approx(20, abs=8)
