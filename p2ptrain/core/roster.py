@@ -105,6 +105,8 @@ class Roster:
         """Others that are alive or suspect."""
         self.donors = Names()
         """Of these, those that have the model: they train, are about to, or are done."""
+        self.holders = Names()
+        """Of these, those that hold a checkpoint to start again from."""
         self.changes = 0
         """Of what a peer waits for in its view: who is here, in which phase, with what."""
         self._others_samples = 0  # including dead ones
@@ -134,10 +136,6 @@ class Roster:
         """Whether another one is here that trains, or may yet begin to."""
         others = (self.records[peer] for peer in self.participants() if peer != self.me.peer)
         return any(not member.only_serves for member in others)
-
-    def holders(self) -> list[PeerId]:
-        """Others that are here and hold a checkpoint to start again from."""
-        return [peer for peer in self.reachable() if self.records[peer].resumes]
 
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)
@@ -174,7 +172,7 @@ class Roster:
         self.changes += 1
         for names in (self.names, self.alive, self.choosable, self.participants):
             names.keep(peer, belongs=False)
-        for names in (self.trainees, self.reachable, self.donors):
+        for names in (self.trainees, self.reachable, self.donors, self.holders):
             names.keep(peer, belongs=False)
 
     def _sort(self, member: Member) -> None:
@@ -188,6 +186,7 @@ class Roster:
         self.reachable.keep(member.peer, not is_me and here)
         has_model = member.phase is not Phase.ARRIVING
         self.donors.keep(member.peer, not is_me and here and has_model)
+        self.holders.keep(member.peer, not is_me and here and bool(member.resumes))
         self.choosable.keep(member.peer, not is_me and is_alive and has_model)
         self.changes += 1
 

@@ -47,8 +47,10 @@ LEAST_WEIGHT = 2.0**-20
 """A peer with less of it has pushed more often than it was pushed to; it waits until it is."""
 
 
-LEAST_COUNTED = 0.25
-"""No estimate of progress grows by more than four times a peer's share of it."""
+LEAST_COUNTED = 1 / 16
+"""No estimate of progress grows by more than sixteen times a peer's share of it. Larger: the swarm
+goes on beyond its samples, since near the end those that still train push half of their weight in
+each round, and get none from those that are done. Smaller: one that is cut off ends too soon."""
 
 
 class Shares:

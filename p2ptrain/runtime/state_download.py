@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 WINDOW = 2
 """Requests to one source under way: one chunk travels while the next is asked for."""
 
+MOST_UNDER_WAY = 4
+"""Where a short state has small chunks, and there is one source only. More: both sides of a stream
+could wait for each other to read."""
+
 MOST_SOURCES = 8
 """More add streams, not speed."""
 
@@ -123,6 +127,8 @@ class StateDownload:
         self._opening = replace(opening, snapshot=manifest.digest)
         self._snapshots, self._executor, self._timeout_s = snapshots, executor, timeout_s
         self._helpers = helpers
+        self._in_usual = 1024 * host.config.exchange.chunk_kib // manifest.chunk_size
+        """Chunks of this state in one of the usual size."""
         self._places: dict[tuple[bytes, int], list[int]] = {}
         """Of equal chunks, by hash and size."""
         for number in range(len(manifest.hashes)):
@@ -273,7 +279,9 @@ class StateDownload:
             await self._request(source, stream, None)
             if is_first:
                 return  # what it advises comes first
-        while sum(number is not None for number, _ in source.asked) < WINDOW:
+        alone = min(MOST_UNDER_WAY, WINDOW * self._in_usual)
+        window = max(WINDOW, alone // len(self._tasks))
+        while sum(number is not None for number, _ in source.asked) < window:
             number = self._next_for(source)
             if number is None:
                 return

@@ -49,9 +49,9 @@ def test_a_swarm_stops_at_its_samples(algorithm, peers, steps, tmp_path):
     assert abs(done - samples) <= most_beyond(samples, peers)
 
 
-@pytest.mark.parametrize("algorithm", ["ad_psgd", "wagma"])
-def test_a_swarm_of_64_stops_at_its_samples(algorithm, tmp_path):
-    done, samples = trained(algorithm, 64, 6, tmp_path)
+@pytest.mark.parametrize(("algorithm", "steps"), [("ad_psgd", 6), ("wagma", 6), ("sgp", 50)])
+def test_a_swarm_of_64_stops_at_its_samples(algorithm, steps, tmp_path):
+    done, samples = trained(algorithm, 64, steps, tmp_path)
     assert abs(done - samples) <= most_beyond(samples, 64)
 
 

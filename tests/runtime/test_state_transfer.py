@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,36 @@ async def test_twenty_newcomers_are_in_soon_and_slow_the_swarm_little():
         speeds.append(averages)
     # It lasts as long as some 30 averages, so chance moves this by 0.05 in one world alone.
     assert sum(speeds) / len(speeds) >= 0.9, speeds
+
+
+async def swarm_with_a_short_state(latency_s: Seconds, mbit_s: float) -> World:
+    """One peer, on links of this speed; its model of 4 MB is 4 chunks of the usual size."""
+    link = Link(latency_s=latency_s, bandwidth_bytes_s=mbit_s * 1e6 / 8)
+    world = World(1, link, exchange=ExchangeConfig())
+    await world.add("p0", VectorReplica(np.arange(1e6, dtype=np.float32)), "ad_psgd")
+    return world
+
+
+async def take_it_over(world: World, *names: str) -> Seconds:
+    """How long until all of these have it."""
+    now = asyncio.get_running_loop().time
+    began, blank = now(), partial(VectorReplica, np.zeros(1_000_000, np.float32))
+    add = partial(world.add, algorithm="ad_psgd", keeps_model=False)
+    with training(world, 1000, 100.0):
+        await asyncio.gather(*(add(name, blank()) for name in names))
+    return now() - began
+
+
+async def test_seven_that_take_a_short_state_over_at_once_load_most_of_it_from_each_other():
+    world = await swarm_with_a_short_state(latency_s=0.001, mbit_s=100)
+    lasted_s = await take_it_over(world, *(f"n{number}" for number in range(7)))
+    assert world.peers[PeerId("p0")].driver.state_transfer.sent_bytes <= 2 * 4e6
+    assert lasted_s <= 0.7, "one of them alone takes 0.32 s"
+
+
+async def test_one_source_of_a_short_state_is_asked_for_several_of_its_small_chunks_at_a_time():
+    world = await swarm_with_a_short_state(latency_s=0.1, mbit_s=1000)
+    assert await take_it_over(world, "n0") <= 3.0, "two at a time take 4.2 s"
 
 
 async def test_a_donor_that_trains_gives_its_share_of_the_link():
