@@ -22,6 +22,12 @@ MAX_STATE_BYTES = 1 << 36
 MOST_CHUNKS = 1 << 16
 """Of one state; their hashes fit into one chunk."""
 
+LEAST_CHUNKS = 32
+"""Of a short state, down to `LEAST_CHUNK_BYTES` each. Fewer: peers that load it at once have little
+to share, and most chunks leave the donor several times."""
+
+LEAST_CHUNK_BYTES = 64 * 1024
+
 MOST_OTHERS = 16
 """Names in one `StateNews`, and chunks that it advises."""
 
@@ -58,9 +64,10 @@ class StateManifest:
 
 
 def manifest_of(state: bytes | memoryview, chunk_bytes: int) -> StateManifest:
-    """Hash a state in chunks of `chunk_bytes`, or larger ones where it is very long."""
+    """Hash a state in chunks of `chunk_bytes`; smaller if it is short, larger if very long."""
     size = len(state)
-    chunk_size = max(chunk_bytes, -(-size // MOST_CHUNKS))
+    enough = max(LEAST_CHUNK_BYTES, -(-size // LEAST_CHUNKS))
+    chunk_size = max(min(chunk_bytes, enough), -(-size // MOST_CHUNKS))
     starts, view = range(0, size, chunk_size), memoryview(state)
     hashes = tuple(hash_of(view[start : start + chunk_size]) for start in starts)
     return StateManifest(size, chunk_size, hashes)

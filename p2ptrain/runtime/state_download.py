@@ -2,7 +2,7 @@
 
 The first donor gives the manifest. From then on every peer that has chunks of the same snapshot is
 a *source*: members at the same barrier, and peers that load it too, which the sources name. Each
-source has one stream, and up to `WINDOW` requests under way on it:
+source has one stream, and a few requests (`WINDOW`) under way on it:
 
     this peer   ── StateRequest 17, 4, news ──►  source
                 ◄── chunk 17, chunk 4, StateNews ──
@@ -127,8 +127,9 @@ class StateDownload:
         self._opening = replace(opening, snapshot=manifest.digest)
         self._snapshots, self._executor, self._timeout_s = snapshots, executor, timeout_s
         self._helpers = helpers
-        self._in_usual = 1024 * host.config.exchange.chunk_kib // manifest.chunk_size
-        """Chunks of this state in one of the usual size."""
+        usual_bytes = 1024 * host.config.exchange.chunk_kib
+        self._of_one = min(MOST_UNDER_WAY, WINDOW * usual_bytes // manifest.chunk_size)
+        """Requests under way where there is one source; no more bytes than of a long state."""
         self._places: dict[tuple[bytes, int], list[int]] = {}
         """Of equal chunks, by hash and size."""
         for number in range(len(manifest.hashes)):
@@ -279,8 +280,7 @@ class StateDownload:
             await self._request(source, stream, None)
             if is_first:
                 return  # what it advises comes first
-        alone = min(MOST_UNDER_WAY, WINDOW * self._in_usual)
-        window = max(WINDOW, alone // len(self._tasks))
+        window = max(WINDOW, self._of_one // len(self._tasks))
         while sum(number is not None for number, _ in source.asked) < window:
             number = self._next_for(source)
             if number is None:

@@ -37,12 +37,6 @@ a newcomer's model is older by as much at most."""
 
 MOST_KEPT = 3
 
-LEAST_CHUNKS = 32
-"""Of a snapshot, down to `LEAST_CHUNK_BYTES` each. Fewer: loaders that begin together have little
-to share, and most chunks leave the donor several times."""
-
-LEAST_CHUNK_BYTES = 64 * 1024
-
 Read = Callable[[int, int], memoryview]
 """Bytes of a state, from one position to another."""
 
@@ -90,7 +84,7 @@ class Snapshots:
 
     Args:
         clock: in seconds.
-        chunk_bytes: of the chunks of snapshots that are made here, at most.
+        chunk_bytes: of the chunks of snapshots that are made here; see `manifest_of`.
         executor: for hashing.
     """
 
@@ -134,11 +128,8 @@ class Snapshots:
                     return one
             self._make_room(kind[0], loader)
             born, contents = self._clock(), await state()
-            view = memoryview(contents)
-            least = max(LEAST_CHUNK_BYTES, -(-view.nbytes // LEAST_CHUNKS))
-            chunk_bytes = min(self._chunk_bytes, least)
-            manifest = await self._executor(partial(manifest_of, contents, chunk_bytes))
-            every = set(range(len(manifest.hashes)))
+            manifest = await self._executor(partial(manifest_of, contents, self._chunk_bytes))
+            view, every = memoryview(contents), set(range(len(manifest.hashes)))
 
             def read(start: int, stop: int) -> memoryview:
                 return view[start:stop]

@@ -36,6 +36,13 @@ def test_a_manifest_names_every_chunk_of_a_state(state: bytes, chunk_bytes: int)
     assert there.digest == manifest.digest
 
 
+@pytest.mark.parametrize(
+    ("size", "chunks"), [(1, 1), (64 << 10, 1), (1 << 20, 16), (8 << 20, 32), (40 << 20, 40)]
+)
+def test_a_short_state_has_many_chunks_that_are_not_too_small(size: int, chunks: int):
+    assert len(manifest_of(bytes(size), 1 << 20).hashes) == chunks
+
+
 def test_what_the_donor_counts_arrives_and_makes_no_other_snapshot():
     manifest = manifest_of(b"12345678", 4)
     there = decode_manifest(encode_manifest(replace(manifest, progress=1 << 40)))
