@@ -136,7 +136,7 @@ and bytes are those at equal samples. Where steps were only priced there is no l
 """
 
 _ABOUT_AUTO = (
-    "[`auto`](algorithms/auto.md) begins with `ad_psgd`, or with `allreduce` if its options say "
+    "[`auto`](algorithms/auto.md) begins with `ad_psgd`, or with `eager` if its options say "
     "that data are unlike, and chooses while it trains. Beside it: the algorithm that was at the "
     "target first, and the median of all others; where steps were only priced, the time of the "
     "whole run. Constants of `auto` were set while some of these scenarios were looked at, and "

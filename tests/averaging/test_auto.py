@@ -192,6 +192,17 @@ def test_what_is_in_no_table_is_priced_by_what_it_declares():
 # --- what is decided ------------------------------------------------------------------------------
 
 
+def test_of_nearly_equal_ones_the_simpler_is_taken():
+    fast, slow = replace(EQUAL, unlike=True), replace(AS_LONG_AS_A_STEP, unlike=True)
+    decision = decide(candidate("eager"), fast)
+    assert decision is not None
+    assert decision.candidate.now == "allreduce"
+    assert best(fast) == "dear", "by a hundredth"
+    later = decide(candidate("eager"), slow)
+    assert later is not None
+    assert later.candidate.now == "dear", "where averages take a good part of a step"
+
+
 def test_a_small_gain_changes_nothing():
     now = candidate(FIRST)
     assert decide(now, EQUAL) is None
@@ -349,8 +360,17 @@ def test_an_option_that_cannot_work_is_refused_in_one_sentence(
 def test_it_is_what_it_works_with():
     assert load_algorithm("auto").averages == "models"
     unlike = load_algorithm("auto", {"data": "unlike"})
-    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", True, False)
+    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", False, True)
     assert load_algorithm("auto", {"now": "wagma"}).acts("schedule")
+
+
+def test_with_unlike_data_it_begins_with_what_no_slow_peer_holds_up_if_it_may():
+    def begins(among: str) -> str:
+        return str(load_algorithm("auto", {"data": "unlike", "among": among}).inner)
+
+    assert "Eager" in begins("")
+    assert "Eager" in begins("allreduce, eager")
+    assert "AllReduce" in begins("allreduce, dear")
 
 
 # --- a swarm --------------------------------------------------------------------------------------
@@ -380,7 +400,7 @@ async def test_equal_peers_on_fast_links_stay_with_what_they_began_with():
 
 
 async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
-    world = await build(4, "auto", equal=True, data="unlike")
+    world = await build(4, "auto", equal=True, data="unlike", now="allreduce")
     await world.train(12, steps_of(0.1, p2=2.0))
     records = world.peers[P[0]].metrics
     (changed,) = records.of("settings")
@@ -391,7 +411,8 @@ async def test_who_waits_for_a_slow_peer_decides_after_two_steps():
 
 async def test_what_slowed_the_second_step_is_heard_before_the_first_decision():
     """A peer that is slow from its second step on reports that after the others' own decisions."""
-    world = await build(4, "auto", equal=True, data="unlike", link=Link(latency_s=0.02))
+    link = Link(latency_s=0.02)
+    world = await build(4, "auto", equal=True, data="unlike", now="allreduce", link=link)
     slow = SlowDown(peer="p2", factor=20.0, at_s=0.3)  # the first step has been computed
     plan = asyncio.get_running_loop().create_task(world.carry_out((slow,)))
     await world.train(12, steps_of(0.1))

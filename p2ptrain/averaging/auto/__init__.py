@@ -2,7 +2,8 @@
 
 The swarm works with one of the other algorithms, at first ``ad_psgd fragment_s=1``: no trainer
 waits, step times of all peers are known soon, and an average lasts about a second, also on a slow
-link. Each peer reports what it measures to the first one by name:
+link. Where peers have unlike data it is ``eager``: gradients, and no slow peer holds the others up.
+Each peer reports what it measures to the first one by name:
 
 * the mean and the spread of the computing of a step, and its samples,
 * how long as many bytes as a model has take in its averages,
@@ -76,8 +77,8 @@ class Auto(Algorithm):
 
         now: str = ""
         """What the swarm works with, in the words of `p2ptrain set`: ``diloco period=16``. It
-        begins with this one; each change writes the new one here. Empty: ``ad_psgd fragment_s=1``,
-        or ``allreduce`` where data are unlike."""
+        begins with this one; each change writes the new one here. Empty: ``ad_psgd fragment_s=1``;
+        where data are unlike, ``eager``, or ``allreduce`` if it may not choose that."""
 
         among: str = ""
         """Names of algorithms, with commas between them: only these are chosen. Empty: any that
@@ -129,8 +130,7 @@ class Auto(Algorithm):
 
     def __init__(self, config: Any = None) -> None:  # Any: as the base has it
         super().__init__(config)
-        begins = "allreduce" if self.config.data == "unlike" else FIRST
-        self._now = self.config.now or begins
+        self._now = self.config.now or self._begins()
         if self._now.split()[:1] == ["auto"]:
             raise ConfigError("auto now = 'auto' would choose itself; name another algorithm")
         self.inner = _load(self._now)
@@ -148,6 +148,12 @@ class Auto(Algorithm):
         self._conserves = all(
             kind.conserves_mean and kind.averages == self.averages for kind in kinds
         )
+
+    def _begins(self) -> str:
+        """What no slow peer holds up, before it is known whether there is one."""
+        if self.config.data == "alike":
+            return FIRST
+        return "eager" if not self.config.names or "eager" in self.config.names else "allreduce"
 
     # --- choosing ---------------------------------------------------------------------------------
 
