@@ -58,7 +58,7 @@ from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_t
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.runtime.live_settings import check_serves
+from p2ptrain.runtime.live_settings import check_serves, check_view
 
 BUNDLED = Path(__file__).parent / "scenarios"
 TEMPLATE = Path(__file__).parent / "new_scenario.toml"
@@ -308,6 +308,8 @@ class Scenario(RunConfig):
             configs = self.configs(name, Path())
             self._check_batches(name, configs)
             self._check_who_trains(name, configs)
+            if not is_external(one.algorithm):
+                check_view(configs[0], name, load_algorithm(one.algorithm, one.options))
 
     def _check_who_trains(self, name: str, configs: Sequence[RunConfig]) -> None:
         """Refuse a run in which no peer trains, or one of a system whose ranks all do."""

@@ -35,6 +35,7 @@ from p2ptrain.core.data_ledger import DataPlan, usual_part
 from p2ptrain.errors import ConfigError, InvariantViolation, P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.runtime.admission import MOST_ADMISSIONS
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.sim.compute import (
     STANDS_FOR,
@@ -265,10 +266,13 @@ class SimFleet:
         is_late: bool,
         number: int,
     ) -> LivingPeer:
-        """Start one peer: initially all join the first one; a later peer asks all others."""
-        others = tuple(address for address in everyone if address != config.listen)
-        first = tuple(address for address in everyone[:1] if address != config.listen)
-        hosts = others if is_late or number > 1 else first
+        """Start one peer: initially all join the first one; a later peer asks all others.
+
+        Where peers know only some, few join the same one: it dials back so many at a time.
+        """
+        host = everyone[config.rank // MOST_ADMISSIONS if config.protocol.membership.view else 0]
+        asked = everyone if is_late or number > 1 else (host,)
+        hosts = tuple(address for address in asked if address != config.listen)
         passed_s = 0.0 if self.started_at is None else self.now() - self.started_at
         placed = dataclasses.replace(config, join=hosts, stop=left_of(config.stop, passed_s))
         return train(placed, metrics, number)

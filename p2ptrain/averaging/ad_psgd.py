@@ -73,6 +73,11 @@ class AdPsgd(Algorithm):
             if self.every_updates < 1:
                 raise ConfigError(f"ad_psgd every_updates = {self.every_updates} must be 1 or more")
 
+    @property
+    def needs_all(self) -> bool:
+        """Other graphs go by rank among all."""
+        return bool(self.config.graph != "random")
+
     async def background(self, swarm: Swarm) -> None:
         updates = 0
         while True:

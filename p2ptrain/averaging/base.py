@@ -520,6 +520,11 @@ class Algorithm:
         """
         return ()
 
+    @property
+    def needs_all(self) -> bool:
+        """Each peer has to know everyone: for groups of all, or graphs by rank."""
+        return True
+
     def check_swarm(self, peers: int) -> None:
         """Raise ConfigError if the options make no sense in a swarm of so many peers."""
 

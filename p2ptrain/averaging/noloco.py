@@ -55,6 +55,11 @@ class NoLoCo(Algorithm):
         return False
 
     @property
+    def needs_all(self) -> bool:
+        """It meets whom it knows."""
+        return False
+
+    @property
     def outer(self) -> OuterRule:
         config = self.config
         return OuterRule(

@@ -21,13 +21,17 @@ from p2ptrain.ids import Seconds
 
 LEAST_PROBE_BYTES = 256
 
+LEAST_VIEW, MOST_VIEW = 16, 1024
+"""Fewer: a swarm falls apart when a part of it dies; more: as many records as one peer can keep of
+everyone."""
+
 MOST_DOUBT = 4
 """At most, a peer waits five times as long as a healthy one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipConfig:
-    """Deadlines of failure detection."""
+    """Deadlines of failure detection, and whom a peer knows."""
 
     probe_period_s: Seconds = 0.25
     """Between two probes by one peer. Too short: bytes and wake-ups; too long: late suspicion."""
@@ -57,6 +61,11 @@ class MembershipConfig:
     """The byte budget for records in one ping or ack. Too small: updates spread slowly; too large:
     bandwidth."""
 
+    view: int = 0
+    """How many of the others a peer chooses to know; about as many choose it. 0: it knows everyone,
+    which thousands of peers are too many for. For gossip on random graphs, with `peers` as the size
+    of the swarm. Too small: the dead are found out late; too large: memory and messages."""
+
     def __post_init__(self) -> None:
         check_above_0("membership", self, "probe_period_s", "ack_timeout_s", "ack_timeout_most_s")
         check_above_0("membership", self, "suspicion_s", "suspicion_most_s")
@@ -66,6 +75,11 @@ class MembershipConfig:
             raise ConfigError(
                 f"membership probe_bytes = {self.probe_bytes} must be {LEAST_PROBE_BYTES} or more: "
                 "the sender's record, the receiver's, and one to spread"
+            )
+        if self.view and not LEAST_VIEW <= self.view <= MOST_VIEW:
+            raise ConfigError(
+                f"membership view = {self.view} must be from {LEAST_VIEW} to {MOST_VIEW}, or 0: "
+                "each peer knows everyone"
             )
         for kind in ("ack_timeout", "suspicion"):
             least, most = f"{kind}_s", f"{kind}_most_s"

@@ -58,6 +58,7 @@ from p2ptrain.core.adaptive_timeout import AdaptiveTimeout, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.hearsay import Hearsay
 from p2ptrain.core.messages import Member, MembershipMessage, MemberState, Phase
+from p2ptrain.core.partial_view import PartialView
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -123,12 +124,25 @@ class _IndirectProbe(_Waiting):
 
 
 class Membership(Roster):
-    """One peer's view of the swarm. Effects are handed to `emit`; `PeerMachine` states duties."""
+    """One peer's view of the swarm. Effects are handed to `emit`; `PeerMachine` states duties.
+
+    Args:
+        me: its first record.
+        config: deadlines and sizes.
+        rng: of its choices.
+        emit: takes effects.
+        view: which of the others it knows; None: everyone.
+    """
 
     def __init__(
-        self, me: Member, config: MembershipConfig, rng: Random, emit: Callable[[Effect], None]
+        self,
+        me: Member,
+        config: MembershipConfig,
+        rng: Random,
+        emit: Callable[[Effect], None],
+        view: PartialView | None = None,
     ) -> None:
-        super().__init__(me, config.probe_bytes)
+        super().__init__(me, config.probe_bytes, view)
         self._config = config
         self._rng = rng
         self._emit = emit
@@ -229,10 +243,20 @@ class Membership(Roster):
                 self._introduce_ourselves(peer)
             elif known is None and sender is not None:
                 self._unheard[peer] = None
+                if self.view and self.me.state is MemberState.ALIVE:
+                    self._probe(peer, now, briefly=True)  # it may not know us
+            if known is None and self.view:
+                self.view.spoke(peer)
         if self._probe_at == math.inf and self.records and self.me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
+    def spoke(self, peer: PeerId) -> None:
+        """It has sent us a message, of whatever kind."""
+        if self.view and peer in self.records:
+            self.view.spoke(peer)
+
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
+        self.spoke(source)
         if not isinstance(message, m.IndirectPing):
             self.learn(message.members, now, f"heard from {source}", source)
         if self._hearsay.is_to_be_met(source) and not isinstance(message, m.Ack | m.IndirectAck):
@@ -321,6 +345,8 @@ class Membership(Roster):
         """True if a member that we did not know gets a record now; its own word may wait for it."""
         if heard.incarnation > HIGHEST:
             return False
+        if self.view and heard.peer != sender and not self.view.wants(heard.peer):
+            return False  # one of many that we do not need to know
         if sender is None:
             is_taken = self._make_room()
             if is_taken:
@@ -425,13 +451,24 @@ class Membership(Roster):
             self.announce((sender,))
 
     def _make_room(self) -> bool:
-        """True if there is room for one more record; forgets a dead member if needed."""
-        if len(self.records) < MOST_MEMBERS:
+        """True if there is room for one more record; forgets a dead member if needed.
+
+        Or else, where we do not know everyone, one that we have not chosen.
+        """
+        if len(self.records) < (self.view.most if self.view else MOST_MEMBERS):
             return True
         dead = (p for p, member in self.records.items() if member.state >= MemberState.DEAD)
         if peer := next(dead, None):
             self._drop(peer)
+        elif self.view and (peer := self.view.one_too_many()):
+            self._need_not_know(peer)
         return peer is not None
+
+    def _need_not_know(self, peer: PeerId) -> None:
+        """Forget one that is here."""
+        self._drop(peer)
+        why = f"{peer} is one of many that {self.me.peer} need not know"
+        self._emit(MemberChanged(peer, MemberState.LEFT, why))
 
     def _drop(self, peer: PeerId) -> None:
         """Forget a dead member, and all that it costs."""
@@ -439,6 +476,7 @@ class Membership(Roster):
         self._hearsay.forget(peer)
         self._gone_at.pop(peer, None)
         self._probes.pop(peer, None)
+        self._suspicions.pop(peer, None)
         self._unheard.pop(peer, None)
 
     def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
@@ -588,9 +626,18 @@ class Membership(Roster):
                 if member and member.state is not MemberState.LEFT:
                     return peer
             dead = self.dead()
-            self._round = [*self.reachable(), *self._rng.sample(dead, min(1, len(dead)))]
+            self._round = [*self._to_probe(), *self._rng.sample(dead, min(1, len(dead)))]
             self._rng.shuffle(self._round)
         return None
+
+    def _to_probe(self) -> Sequence[PeerId]:
+        """All that are here; where we do not know everyone, those that we have chosen."""
+        if self.view is None:
+            return self.reachable()
+        for peer in self.view.begin_round():
+            if self.records[peer].state is MemberState.ALIVE:
+                self._need_not_know(peer)
+        return [peer for peer in self.reachable() if self.view.has_chosen(peer)]
 
     def _probe_for(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
         """Ping `target` for `asker`."""

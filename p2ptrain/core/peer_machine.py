@@ -34,6 +34,7 @@ from p2ptrain.core.messages import (
     RepairMessage,
     SettingsChange,
 )
+from p2ptrain.core.partial_view import PartialView
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.slot_credit import SlotCredit
@@ -67,6 +68,7 @@ class PeerMachine:
         me: this peer's first record; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
         state_contribution: this peer's scalars for a group, when it grants its slot.
+        view: which of the others it knows; None: everyone.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class PeerMachine:
         rng: Random,
         schedule: Schedule | None = None,
         state_contribution: Callable[[Purpose], Contribution] = lambda _: MODEL,
+        view: PartialView | None = None,
     ) -> None:
         self.has_model = True
         """False until this peer has the model that it goes on with: until then it refuses to join
         groups, since what it has may be noise."""
         self._effects: list[Effect] = []
         self._unsettled: list[effects.MemberChanged] = []  # of which the groups have not been told
-        self.membership = Membership(me, config.membership, rng, self._note)
+        self.membership = Membership(me, config.membership, rng, self._note, view)
         self.participants, self.trainees = self.membership.participants, self.membership.trainees
         self.contribution = state_contribution
         self.groups = PeerGroups(
@@ -163,7 +166,9 @@ class PeerMachine:
         if isinstance(message, MembershipMessage):
             self.membership.receive(source, message, now)
             self._settle(now)
-        elif isinstance(message, RepairMessage):
+            return
+        self.membership.spoke(source)
+        if isinstance(message, RepairMessage):
             self.repair.receive(source, message, now)
         elif isinstance(message, SettingsChange):
             self.epochs.receive(source, message, now)

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Any
 
 from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.core.partial_view import PartialView
 from p2ptrain.ids import PeerId
 
 ACCUSERS = 4
@@ -82,10 +83,17 @@ class Names:
 
 
 class Roster:
-    """One peer's record of itself and of everyone else; it tells them `budget` bytes at a time."""
+    """One peer's record of itself and of the others; it tells them `budget` bytes at a time.
 
-    def __init__(self, me: Member, budget: int) -> None:
+    Args:
+        me: its first record.
+        budget: bytes of records in a message, at most.
+        view: which of the others it knows; None: everyone.
+    """
+
+    def __init__(self, me: Member, budget: int, view: PartialView | None = None) -> None:
         self.me = me
+        self.view = view
         self.records: dict[PeerId, Member] = {}
         """Of the others."""
         self.names = Names()
@@ -123,9 +131,18 @@ class Roster:
         return tuple(self.records[peer] for peer in self.names())
 
     @property
+    def knows_all(self) -> bool:
+        """Whether it has a record of everyone; or else of a random sample."""
+        return self.view is None
+
+    @property
     def samples(self) -> int:
-        """Samples of the whole swarm, as far as we know."""
-        return self.me.samples + self._others_samples
+        """Samples of the whole swarm, as far as we know; of a sample of it, an estimate."""
+        return self.me.samples + self.of_all_others(self._others_samples)
+
+    def of_all_others(self, of_known: int) -> int:
+        """What a number is that is summed over all others, given its sum over those known here."""
+        return self.view.of_all_others(of_known) if self.view else of_known
 
     def trains_already(self) -> bool:
         """Whether another one that is here has trained in this life, and not only served."""
@@ -166,8 +183,12 @@ class Roster:
             self._sort(member)
 
     def forget(self, peer: PeerId) -> None:
-        """Remove a record; its samples still count."""
-        del self.records[peer]
+        """Remove a record; its samples still count, unless they are of a sample of all peers."""
+        gone = self.records.pop(peer)
+        if self.view:
+            self._others_samples -= gone.samples
+            self.view.keep(peer, is_here=False)
+            self.view.forget(peer)
         self._schedule(peer, 0)
         self.changes += 1
         for names in (self.names, self.alive, self.choosable, self.participants):
@@ -184,6 +205,8 @@ class Roster:
         self.names.keep(member.peer, not is_me)
         self.alive.keep(member.peer, not is_me and is_alive)
         self.reachable.keep(member.peer, not is_me and here)
+        if self.view and not is_me:
+            self.view.keep(member.peer, is_here=here)
         has_model = member.phase is not Phase.ARRIVING
         self.donors.keep(member.peer, not is_me and here and has_model)
         self.holders.keep(member.peer, not is_me and here and bool(member.resumes))

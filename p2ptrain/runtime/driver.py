@@ -239,7 +239,9 @@ class Driver:
         if len(membership.choosable()) >= len(membership.trainees()) and not are_averaged_with:
             alive = (one for one in membership.others if one.state is MemberState.ALIVE)
             only_serve = sum(one.only_serves for one in alive)
-        return len(membership.choosable()) - only_serve + len(self._beginners)
+        return membership.of_all_others(
+            len(membership.choosable()) - only_serve + len(self._beginners)
+        )
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""
@@ -446,6 +448,8 @@ class Driver:
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         member = self.machine.membership.member(effect.peer)
         has_moved = self._follow_address(effect.peer, member)
+        if member is None and not self.machine.membership.knows_all:
+            return  # one of many that we need not know
         met = self.machine.membership.has_met(effect.peer) and not has_moved
         if met or self._records_of_unmet.take(effect.peer if has_moved else "", self.now):
             state = effect.state.name.lower()
@@ -462,10 +466,10 @@ class Driver:
         before = self._dialled.pop(peer, None)
         if member and member.state < MemberState.DEAD:
             self._dialled[peer] = member.address
-        if before is None or member is None or before == member.address:
+        if before is None or (member and before == member.address):
             return False
         self._loop.call_later(ARRIVAL_S, self._forget_stranger, before)  # not at once, as above
-        return True
+        return member is not None
 
     def _forget_stranger(self, address: Address) -> None:
         """Leave no connection to an address that is no member's: it would go on dialling."""

@@ -29,6 +29,7 @@ from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.data_ledger import MOST_CLOSED, DataPlan
 from p2ptrain.core.messages import Member, Phase
+from p2ptrain.core.partial_view import KEY_BYTES, PartialView
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -114,7 +115,9 @@ class PeerLifecycle:
         agreed = self.algorithm.averages == "gradients"  # in each average of them
         if agreed:
             return known
-        if all(one.phase is Phase.DONE for one in (membership.me, *membership.others)):
+        if not membership.knows_all:
+            heard = 0  # of a sample of the peers
+        elif all(one.phase is Phase.DONE for one in (membership.me, *membership.others)):
             return heard  # no estimate any more
         return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
 
@@ -127,6 +130,11 @@ class PeerLifecycle:
 
     def deal(self, plan: DataPlan) -> DataDealing:
         """Deal these data from now on; see `Peer.deal`."""
+        if view := self.config.protocol.membership.view:
+            raise ConfigError(
+                f"membership view = {view}: to deal data peers have to know everyone; let each "
+                "draw its own, or take view = 0"
+            )
         if self.dealing is None:
             self.dealing = DataDealing(plan, self.name, self.environment.incarnation)
             if self.is_listening:
@@ -207,9 +215,21 @@ class PeerLifecycle:
         )
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine = PeerMachine(
-            me, config.protocol, driver.rng, schedule, driver.averages.contribution
+            me,
+            config.protocol,
+            driver.rng,
+            schedule,
+            driver.averages.contribution,
+            self._partial_view(),
         )
         return self.address
+
+    def _partial_view(self) -> PartialView | None:
+        """Which of the others we shall know, if we are not to know everyone."""
+        config = self.config
+        if not (size := config.protocol.membership.view):
+            return None
+        return PartialView(size, self.environment.chance.randbytes(KEY_BYTES), config.peers)
 
     def move(self, address: str) -> None:
         """Have others call this peer at `address` from now on, as `Peer.advertise` says.
@@ -281,6 +301,8 @@ class PeerLifecycle:
         if asked:
             await self.enter(asked, config.join_timeout_s)
         count = config.together or config.peers
+        if view := config.protocol.membership.view:
+            count = min(count, 1 + view)  # who knows some waits for some
         again = await self.start_again(count)
         await self.take_model(count, founds=not asked, keep=keeps_model or again)
         if again or not driver.machine.membership.trains_already():
@@ -384,7 +406,8 @@ class PeerLifecycle:
         """Wait until another peer has the model; returns true if ours is the one to begin with.
 
         That is the one of the first by name, once `count` are here; where it is not known how many
-        start together (1), of the peer that `founds` the swarm. The dead are not waited for.
+        start together (1), or not everyone knows all, of the peer that `founds` the swarm. The dead
+        are not waited for.
         """
         membership, timeout_s = self.driver.machine.membership, self.config.join_timeout_s
         try:
@@ -392,6 +415,8 @@ class PeerLifecycle:
                 while not membership.donors():
                     others, first = membership.alive(), membership.participants()[0]
                     is_ours = first == self.name if count > 1 else founds or not others
+                    if not membership.knows_all:
+                        is_ours = founds
                     if membership.holders():
                         is_ours = False  # a checkpoint is more than what a newcomer begins with
                     if is_ours and len(others) + 1 >= count:

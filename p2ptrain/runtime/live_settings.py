@@ -70,6 +70,7 @@ def check_algorithm(
     config: PeerConfig, algorithm: Algorithm, name: str, gradient_codec: str
 ) -> None:
     """Refuse an algorithm that does not go with this peer's other settings, with ConfigError."""
+    check_view(config, name, algorithm)
     if config.average_momentum and algorithm.averages == "gradients":
         raise ConfigError(
             f"average_momentum: {name} averages gradients, so that momenta are "
@@ -79,6 +80,21 @@ def check_algorithm(
         raise ConfigError(
             f"gradient_codec = {gradient_codec!r}: {name} with overlap sends gradients as "
             f"they are; leave one of the two out"
+        )
+
+
+def check_view(config: PeerConfig, name: str, algorithm: Algorithm) -> None:
+    """Refuse what needs peers that know everyone where each is to know some, with ConfigError."""
+    view = config.protocol.membership.view
+    if view and algorithm.needs_all:
+        raise ConfigError(
+            f"membership view = {view}: {name} needs peers that know everyone; take view = 0, or "
+            "ad_psgd on its random graph, or noloco"
+        )
+    if view and config.checkpoint:
+        raise ConfigError(
+            f"membership view = {view}: to start again from checkpoint = {config.checkpoint!r} "
+            "peers have to know everyone; leave one of the two out"
         )
 
 

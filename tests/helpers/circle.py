@@ -6,6 +6,7 @@ from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import Member, MembershipMessage, MemberState
+from p2ptrain.core.partial_view import PartialView
 from p2ptrain.ids import Address, PeerId, Seconds
 
 
@@ -36,6 +37,7 @@ class Circle:
             self.config,
             Random(f"{seed}/{name}"),
             lambda effect: self._note(name, effect),
+            PartialView(self.config.view, name.encode()) if self.config.view else None,
         )
         self.peers[name] = peer
         self.dead.pop(name, None)

@@ -274,6 +274,11 @@ class Auto(Algorithm):
         return self.inner.servers(peers)
 
     @property
+    def needs_all(self) -> bool:
+        """The first by name decides."""
+        return True
+
+    @property
     def conserves_mean(self) -> bool:
         """Not from one model of many to one of all."""
         return self._conserves
