@@ -7,9 +7,10 @@ machine finds the same ones. An algorithm that a scenario cannot run (batches di
 gossip) has no row there.
 
 *At the target* is a run as soon as the mean of all models has the lowest final loss of all rows of
-its scenario, plus `WITHIN`. Where steps are only priced there is no loss. Rows of a scenario make
-equally many samples, so one that makes more of them per second is over sooner, perhaps before the
-target that a slow one has set. Rows that were over too soon run once more, `LONGER` times as long
+its scenario, plus `WITHIN`; between two looks at it the loss is taken to fall in a straight line.
+Where steps are only priced there is no loss. Rows of a scenario make equally many samples, so one
+that makes more of them per second is over sooner, perhaps before the target that a slow one has
+set. Rows that were over too soon run once more, `LONGER` times as long
 as the soonest needed to its target; where the learning rate decays, each on as many samples as it
 makes until the soonest was there, with its rate decayed by then. What is kept of that run is when
 it was there.
@@ -17,7 +18,7 @@ it was there.
 Rows are kept in the results' folder, a file per scenario, as soon as that has run. So a part of the
 table can be measured again: of some scenarios (their names), or some algorithms in each of them
 (``--algorithms auto``). The page is of all rows that are there. With ``--seeds 5`` all of it runs
-with four further seeds, each in a folder of its own; the page says what `auto` needed in those.
+with four further seeds, each in a folder of its own; the page then says how `auto` did over all.
 """
 
 import dataclasses
@@ -117,7 +118,9 @@ _AUTO_COLUMNS = (
     "`auto`'s",
     "over the best's",
     "loss over the best's",
-    "time over the best's, the median",
+    "the best over the seeds",
+    "time over its",
+    "loss over its",
 )
 _COLUMNS = ("", "to the target, s", "samples/s", "loss", "MB per peer")
 
@@ -128,10 +131,11 @@ _PAGE = f"""\
 with what the scenario itself compares; it writes these tables. Runs are short and of one seed: they
 show the order, not the last percent ([measured with care](choosing.md), [slow links](links.md),
 [the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
-final loss of the table plus {WITHIN:.0%}; a dash: not within the run, or, where a row made its
-samples sooner, not in {LONGER} times the time of the one that was there first (where the
-learning rate decays: not in that one's time, with a rate that has decayed by then). Speeds, losses
-and bytes are those at equal samples. Where steps were only priced there is no loss.
+final loss of the table plus {WITHIN:.0%} (in a straight line between two looks at it); a dash: not
+within the run, or, where a row made its samples sooner, not in {LONGER} times the time of the one
+that was there first (where the learning rate decays: not in that one's time, with a rate that has
+decayed by then). Speeds, losses and bytes are those at equal samples. Where steps were only priced
+there is no loss.
 
 """
 
@@ -142,8 +146,8 @@ _ABOUT_AUTO = (
     "whole run. Constants of `auto` were set while some of these scenarios were looked at, and "
     "where `ad_psgd` is the best, `auto` has nothing to change: the table shows that it does no "
     "harm, not how well it chooses for a fleet that it has never seen. In `auto/*` the fleet "
-    "changes half-way. The last column is over several seeds, where those were run: of each seed "
-    "among the rows that were run with it."
+    "changes half-way. The last columns are over several seeds, where those were run: of the fixed "
+    "algorithms the one with the lowest median time, and medians of `auto` over medians of it."
 )
 
 
@@ -164,7 +168,13 @@ class Row:
 
     def time_to(self, loss: float) -> float | None:
         """When it was there; None: never."""
-        return next((wall_s for wall_s, reached in self.curve if reached <= loss), None)
+        before_s, before = 0.0, math.inf
+        for wall_s, reached in self.curve:
+            if reached <= loss:
+                share = (before - loss) / (before - reached) if before < math.inf else 1.0
+                return before_s + share * (wall_s - before_s)
+            before_s, before = wall_s, reached
+        return None
 
 
 def prepared(
@@ -346,22 +356,50 @@ class Beside:
     own_s: Seconds
 
 
-def found_beside(name: str, rows: Sequence[Row]) -> Beside | None:
-    """None if `AUTO` did not run, or no other was at the target."""
+def times_of(name: str, rows: Sequence[Row]) -> dict[str, Seconds]:
+    """By algorithm, when it was at the target, or how long its run took if nothing was trained."""
     target = target_of(rows)
 
-    def time_of(row: Row) -> float:
+    def time_of(row: Row) -> Seconds:
         if target is None:
             return COMPARED[name] / row.samples_per_s
         there = row.time_to(target)
         return math.inf if there is None else there
 
+    return {row.algorithm: time_of(row) for row in rows}
+
+
+def found_beside(name: str, rows: Sequence[Row]) -> Beside | None:
+    """None if `AUTO` did not run, or no other was at the target."""
+    times = times_of(name, rows)
     own = next((row for row in rows if row.algorithm == AUTO), None)
-    others = sorted((row for row in rows if row.algorithm != AUTO), key=time_of)
-    if own is None or not others or time_of(others[0]) == math.inf:
+    others = [row for row in rows if row.algorithm != AUTO]
+    best = min(others, key=lambda row: times[row.algorithm], default=None)
+    if own is None or best is None or times[best.algorithm] == math.inf:
         return None
-    usual_s = median(map(time_of, others))
-    return Beside(others[0], time_of(others[0]), usual_s, own, time_of(own))
+    usual_s = median(times[row.algorithm] for row in others)
+    return Beside(best, times[best.algorithm], usual_s, own, times[AUTO])
+
+
+def over_seeds(name: str, seeds: Sequence[Sequence[Row]]) -> list[str]:
+    """The cells about several seeds: of the algorithms that ran with all, the best, and `AUTO`."""
+    common = set.intersection(*({row.algorithm for row in rows} for rows in seeds))
+    times = [times_of(name, rows) for rows in seeds]
+    usual_s = {one: median(found[one] for found in times) for one in sorted(common)}
+    best = min(common - {AUTO}, key=lambda one: usual_s[one], default=None)
+    if AUTO not in common or best is None or usual_s[best] == math.inf:
+        return ["", "", ""]
+    losses = [
+        [row.loss for rows in seeds for row in rows if row.algorithm == one and row.loss]
+        for one in (AUTO, best)
+    ]
+    loss = median(losses[0]) / median(losses[1]) if all(losses) else None
+    over = usual_s[AUTO] / usual_s[best]
+    return [
+        f"`{best}`, of {len(seeds)}",
+        "-" if over == math.inf else figure(over),
+        figure(loss),
+    ]
 
 
 def beside(name: str, rows: Sequence[Row], further: Sequence[Sequence[Row]] = ()) -> str | None:
@@ -379,10 +417,7 @@ def beside(name: str, rows: Sequence[Row], further: Sequence[Sequence[Row]] = ()
     losses = own.loss / best.loss if own.loss is not None and best.loss else None
     times = [found.best_s, found.usual_s, found.own_s, found.own_s / found.best_s]
     cells = ["-" if value == math.inf else figure(value) for value in times]
-    of_seeds = [found, *(one for other in further if (one := found_beside(name, other)))]
-    ratio = median(one.own_s / one.best_s for one in of_seeds)
-    said = f"{'-' if ratio == math.inf else figure(ratio)} of {len(of_seeds)}"
-    cells += [figure(losses), said if further else ""]
+    cells += [figure(losses), *(over_seeds(name, [rows, *further]) if further else ["", "", ""])]
     return markdown_row([f"`{name}`", f"`{best.algorithm}`", *cells])
 
 

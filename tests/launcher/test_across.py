@@ -1,6 +1,7 @@
 """`make compare`: how `auto` did beside the others, from rows made by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,30 +37,48 @@ def test_auto_is_compared_with_the_best_and_the_median_of_the_others():
         row("wagma", (5.0, 0.9)),
         row("auto", (6.0, 0.6), (12.0, 0.404)),
     ]
-    assert beside("one_slow", rows) == "| `one_slow` | `dear` | 10 | 20 | 12 | 1.2 | 1.01 |  |"
+    assert (
+        beside("one_slow", rows)
+        == "| `one_slow` | `dear` | 9 | 18 | 11.51 | 1.279 | 1.01 |  |  |  |"
+    )
     text = page({"one_slow": rows})
     assert "`auto` beside the best" in text
     assert f"{len(COMPARED) - 1} were not run here" in text
 
 
-def test_of_several_seeds_the_median_of_what_auto_took_is_said(tmp_path: Path):
-    for number, took_s in enumerate((12.0, 5.0, 11.0)):
-        rows = [row("dear", (10.0, 0.4)), row("auto", (took_s, 0.4))]
+def test_between_two_looks_the_loss_falls_in_a_straight_line():
+    one = row("dear", (0.0, 2.0), (10.0, 1.0), (20.0, 0.5))
+    assert one.time_to(1.5) == 5
+    assert one.time_to(1.0) == 10
+    assert one.time_to(0.75) == 15
+    assert one.time_to(0.4) is None
+    assert row("dear", (3.0, 0.5)).time_to(1.0) == 3, "the first look"
+
+
+def test_of_several_seeds_medians_of_auto_are_over_those_of_the_best_fixed_choice(tmp_path: Path):
+    took_s = (12.0, 9.0, 5.0), (5.0, 11.0, 30.0), (11.0, 10.0, 6.0)
+    for number, (auto_s, dear_s, eager_s) in enumerate(took_s):
+        losses = {"auto": auto_s, "dear": dear_s, "eager": eager_s}
+        rows = [row(name, (at, 0.4 + number / 100)) for name, at in losses.items()]
+        rows[1:] = [replace(one, loss=0.44) for one in rows[1:]]
         folder = folder_of_seed(tmp_path, number)
         folder.mkdir(exist_ok=True)
         keep_rows(folder, "one_slow", rows, whole=True)
     assert prepared("one_slow", further=2).seed == prepared("one_slow").seed + 2
     further = further_rows(tmp_path, 3)["one_slow"]
     line = beside("one_slow", list(kept_rows(tmp_path, "one_slow").values()), further)
-    assert line == "| `one_slow` | `dear` | 10 | 10 | 12 | 1.2 | 1 | 1.1 of 3 |"
-    assert "1.1 of 3" in page({"one_slow": rows}, {"one_slow": further})
+    assert line is not None
+    assert line.endswith("| `eager`, of 3 | 1.833 | 0.9318 |"), (
+        "eager: 6 s, though best in two only"
+    )
+    assert "`eager`, of 3" in page({"one_slow": rows}, {"one_slow": further})
     assert further_rows(tmp_path, 3)["half_slow"] == []
     assert further_rows(tmp_path, 1)["one_slow"] == [], "what an older run has left is not shown"
 
 
 def test_where_nothing_was_trained_speed_counts():
     rows = [row("dear", samples_per_s=64), row("auto", samples_per_s=80)]
-    assert beside("hidden", rows) == "| `hidden` | `dear` | 10 | 10 | 8 | 0.8 |  |  |"
+    assert beside("hidden", rows) == "| `hidden` | `dear` | 10 | 10 | 8 | 0.8 |  |  |  |  |"
 
 
 def test_without_auto_the_page_has_no_such_table():
@@ -84,7 +103,10 @@ def test_a_row_that_is_over_before_the_soonest_is_there_runs_once_more():
     assert over_too_soon([slow, far, fast]) == (["auto"], LONGER * 10)
     rows = with_longer([slow, far, fast], [row("auto", (3.0, 0.5), (5.0, 0.41), (13.0, 0.2))])
     assert over_too_soon(rows) == ([], LONGER * 10), "as before, if a row is measured again"
-    assert beside("one_slow", rows) == "| `one_slow` | `sgp` | 10 | - | 5 | 0.5 | 1.25 |  |"
+    assert (
+        beside("one_slow", rows)
+        == "| `one_slow` | `sgp` | 10 | - | 4.778 | 0.4778 | 1.25 |  |  |  |"
+    )
 
 
 def test_where_nothing_was_trained_no_row_runs_once_more():
