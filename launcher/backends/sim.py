@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,15 @@ class SimFleet:
         self._was_interrupted = False
         self._rang = self._is_passing = False
         self._loop = VirtualLoop()
-        self._loop.run_until_complete(self._populate(scenario, configs))
+        self._collections = ExitStack()
+        """Those of garbage are rare as long as the world is there, also while it stands still."""
+        self._collections.enter_context(_rare_collections())
+        try:
+            self._loop.run_until_complete(self._populate(scenario, configs))
+        except BaseException:
+            self._loop.close()
+            self._collections.close()
+            raise
 
     # --- what the launcher asks -------------------------------------------------------------------
 
@@ -139,7 +147,7 @@ class SimFleet:
         try:
             if not self._rang:  # or else something waits for the launcher to look
                 self._is_passing = True
-                with threads(1), _rare_collections():
+                with threads(1):
                     self._loop.run_for(max(0.0, min(self._slice_s, left_s)), CALLBACKS)
             self._rang = self._is_passing = False
         except BaseException:
@@ -185,6 +193,7 @@ class SimFleet:
             self._world.trace.close()
             self._loop.run_until_complete(_cancel_all())
             self._loop.close()
+            self._collections.close()
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -451,14 +451,13 @@ class Membership(Roster):
             self.announce((sender,))
 
     def _make_room(self) -> bool:
-        """True if there is room for one more record; forgets a dead member if needed.
+        """True if there is room for one more record; forgets the one gone for longest, if needed.
 
         Or else, where we do not know everyone, one that we have not chosen.
         """
         if len(self.records) < (self.view.most if self.view else MOST_MEMBERS):
             return True
-        dead = (p for p, member in self.records.items() if member.state >= MemberState.DEAD)
-        if peer := next(dead, None):
+        if peer := next(iter(self._gone_at), None):
             self._drop(peer)
         elif self.view and (peer := self.view.one_too_many()):
             self._need_not_know(peer)

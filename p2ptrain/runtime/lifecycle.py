@@ -467,12 +467,21 @@ class PeerLifecycle:
             await self._writer.write()
 
     async def wait_until_all_done(self) -> None:
-        """Serve the others until no peer that is here trains any more, or we are to stop."""
+        """Serve the others until no peer that is here trains any more, or we are to stop.
+
+        Where peers do not know everyone, one that is done may not tell us, since it has forgotten
+        us: so we speak to those that seem to train, and who does not know us answers.
+        """
         driver, membership = self.driver, self.driver.machine.membership
+        speaks_at = driver.now + LOOKS_AGAIN_S
         while not driver.stopping:
             has_ended = self._is_over or membership.others_have_ended(driver.now)
             if not membership.others_train() and (self.config.trains or has_ended):
                 return
+            if not membership.knows_all and driver.now >= speaks_at:
+                speaks_at = driver.now + LOOKS_AGAIN_S
+                membership.announce([one for one in membership.participants() if one != self.name])
+                driver.pump()
             await driver.wait_for_change(LOOKS_AGAIN_S)
 
     async def leave(self, grace_s: Seconds) -> None:

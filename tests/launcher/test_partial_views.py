@@ -1,5 +1,6 @@
 """Swarms whose peers know only some of the others, in the lab: they begin, train and end as one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_swarm_stops_at_its_samples_though_no_peer_knows_what_all_have_trained
     run = run_of(scenario(60, algorithm, stop=StopConfig(samples=samples)), tmp_path)
     assert [status.state for status in run.statuses] == ["ended"] * 60
     assert abs(run.samples - samples) <= 60 * BATCH, "one batch of each peer"
+
+
+def test_all_leave_soon_after_the_last_step_though_some_are_forgotten_by_those_they_wait_for(
+    tmp_path,
+):
+    rare = ProtocolConfig(membership=MembershipConfig(view=VIEW, probe_period_s=5))
+    run = run_of(scenario(120, protocol=rare, stop=StopConfig(seconds=1)), tmp_path)
+    last_step = max(history.steps[-1].at for history in run.histories)
+    lines = ((tmp_path / f"{status.name}.jsonl").read_text() for status in run.statuses)
+    ended = [json.loads(line)["t"] for one in lines for line in one.splitlines()[-1:]]
+    assert max(ended) - last_step < 15, "and not when it was their turn to be probed"
 
 
 def test_where_a_third_dies_the_others_train_on_and_end(tmp_path):
