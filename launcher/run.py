@@ -30,6 +30,9 @@ from p2plab.records import PeerHistory
 from p2plab.scenario import Scenario, folder_of_algorithm, peer_names
 from p2ptrain.ids import Seconds
 
+MOST_NAMED = 8
+"""Peers that a sentence names; of thousands it says how many more."""
+
 LATE_S: Seconds = 30.0
 """The most time between the end of the first peer and that of the last."""
 
@@ -225,7 +228,8 @@ class Run:
             return False
         if not someone_ended:
             raise LaunchError(self._too_late(running))
-        self.notes.append(f"{', '.join(running)} did not end within {LATE_S:g} s of the others")
+        late = _named(running)
+        self.notes.append(f"{late} did not end within {LATE_S:g} s of the others")
         for history in self.histories:
             if history.name in running:
                 history.cut()
@@ -233,7 +237,7 @@ class Run:
 
     def _too_late(self, running: Sequence[str]) -> str:
         steps = {history.name: len(history.steps) for history in self.histories}
-        where = ", ".join(f"{name} (after {steps[name]} steps)" for name in running)
+        where = _named([f"{name} (after {steps[name]} steps)" for name in running])
         limit_s = self._deadline.limit_s
         return f"{self.algorithm} did not end within {limit_s:g} s; still running: {where}"
 
@@ -244,6 +248,12 @@ class Run:
             raise LaunchError(
                 f"{self.algorithm}: all {count} peers were lost; {first.name} {first.why}"
             )
+
+
+def _named(peers: Sequence[str]) -> str:
+    """The first ones, and how many more."""
+    more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
+    return ", ".join(peers[:MOST_NAMED]) + more
 
 
 class Deadline:

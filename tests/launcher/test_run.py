@@ -191,6 +191,15 @@ def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, m
     ]
 
 
+def test_of_many_that_do_not_end_the_first_are_named(folder, monkeypatch):
+    monkeypatch.setattr(p2plab.run, "LATE_S", 0.0)
+    monkeypatch.setattr(p2plab.run, "MOST_NAMED", 1)
+    late = [train(folder, name, ends=False) for name in ("p01", "p02")]
+    acts = [at_once(train(folder, "p00"), *late, set_state("p00", "ended"))]
+    run = execute(folder, FakeFleet(("p00", "p01", "p02"), acts))
+    assert run.notes[0] == "p01 and 1 more did not end within 0 s of the others"
+
+
 def test_what_a_peer_writes_only_because_it_is_stopped_does_not_count(folder, monkeypatch):
     monkeypatch.setattr(p2plab.run, "LATE_S", 0.0)
     acts = [
