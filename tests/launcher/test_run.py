@@ -196,7 +196,7 @@ def test_of_many_that_do_not_end_the_first_are_named(folder, monkeypatch):
     monkeypatch.setattr(p2plab.run, "MOST_NAMED", 1)
     late = [train(folder, name, ends=False) for name in ("p01", "p02")]
     acts = [at_once(train(folder, "p00"), *late, set_state("p00", "ended"))]
-    run = execute(folder, FakeFleet(("p00", "p01", "p02"), acts))
+    run = execute(folder, FakeFleet(("p00", "p01", "p02"), acts), peers=3)
     assert run.notes[0] == "p01 and 1 more did not end within 0 s of the others"
 
 
