@@ -192,17 +192,6 @@ def test_what_is_in_no_table_is_priced_by_what_it_declares():
 # --- what is decided ------------------------------------------------------------------------------
 
 
-def test_of_nearly_equal_ones_the_simpler_is_taken():
-    fast, slow = replace(EQUAL, unlike=True), replace(AS_LONG_AS_A_STEP, unlike=True)
-    decision = decide(candidate("eager"), fast)
-    assert decision is not None
-    assert decision.candidate.now == "allreduce"
-    assert best(fast) == "dear", "by a hundredth"
-    later = decide(candidate("eager"), slow)
-    assert later is not None
-    assert later.candidate.now == "dear", "where averages take a good part of a step"
-
-
 def test_a_small_gain_changes_nothing():
     now = candidate(FIRST)
     assert decide(now, EQUAL) is None

@@ -33,10 +33,6 @@ LEAST_WAITED = 2
 """Steps before the first decision if they lasted as long as `LEAST_STEPS` steps of computing: the
 peer that decides waited for others, and those have reported as many."""
 
-NEARLY = 0.97
-"""Of candidates that are worth this share of the best, the first of the table is taken: prices are
-not exact to the last hundredth, and simpler ways to train come first there."""
-
 NONE_KNOWN: Mapping[int, float] = MappingProxyType({})
 
 MICRO = 1_000_000
@@ -214,17 +210,10 @@ def decide(
     weighed = fleet
     if rises:  # perhaps models are too far apart
         weighed = replace(fleet, apart=2 * fleet.apart, loss_rises=True)
-    best, present = nearly_best(weighed, among), price(now, weighed)
+    best, present = ranked(weighed, among)[0], price(now, weighed)
     if best.candidate == now or best.worth < (1 + margin) * present.worth:
         return None
     return Decision(best.candidate, fleet.apart, _why(best, present, fleet, rises=rises))
-
-
-def nearly_best(fleet: Fleet, among: Sequence[Candidate]) -> Price:
-    """The first of the table among those that are worth `NEARLY` as much as the best."""
-    prices = ranked(fleet, among)
-    near = {one.candidate: one for one in prices if one.worth >= NEARLY * prices[0].worth}
-    return next(near[one] for one in among if one in near)
 
 
 def _why(best: Price, present: Price, fleet: Fleet, *, rises: bool) -> str:
