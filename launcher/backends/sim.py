@@ -249,6 +249,7 @@ class SimFleet:
         if scenario.gradients:
             train = partial(_learning, task, scenario.stands_for)
         everyone = tuple(address_of(name) for name in self._names)
+        early = tuple(one for rank, one in enumerate(everyone) if rank not in scenario.late)
         missing = set(range(scenario.peers)) - scenario.late
         for config in configs:
             file = RecordFile(Path(config.out) / f"{config.name}.jsonl", self.now)
@@ -261,7 +262,7 @@ class SimFleet:
             metrics = TeeMetrics(*sinks)
             placed = dataclasses.replace(config, listen=address_of(config.name))
             is_late = config.rank in scenario.late
-            life = partial(self._life, train, placed, everyone, metrics, is_late)
+            life = partial(self._life, train, placed, everyone, early, metrics, is_late)
             world.expect(PeerId(config.name), life)
             if not is_late:
                 world.live(PeerId(config.name))
@@ -271,6 +272,7 @@ class SimFleet:
         train: "Train",
         config: RunConfig,
         everyone: Sequence[Address],
+        early: Sequence[Address],
         metrics: Metrics,
         is_late: bool,
         number: int,
@@ -279,7 +281,8 @@ class SimFleet:
 
         Where peers know only some, few join the same one: it dials back so many at a time.
         """
-        host = everyone[config.rank // MOST_ADMISSIONS if config.protocol.membership.view else 0]
+        knows_some = config.protocol.membership.view > 0
+        host = early[min(config.rank // MOST_ADMISSIONS, len(early) - 1) if knows_some else 0]
         asked = everyone if is_late or number > 1 else (host,)
         hosts = tuple(address for address in asked if address != config.listen)
         passed_s = 0.0 if self.started_at is None else self.now() - self.started_at

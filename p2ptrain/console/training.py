@@ -95,7 +95,7 @@ def _run(
             sleep=time.sleep,
             trains=config.trains,
         )
-        if save and not ctrl_c.came:
+        if save and not ctrl_c.came and not config.protocol.membership.view:
             consensus = this.consensus()
     if save:
         save_tensors(consensus or this.state_dict(), save)

@@ -40,9 +40,14 @@ UNMET = PeerId("")
 
 
 class Hearsay:
-    """Who told us of whom."""
+    """Who told us of whom.
 
-    def __init__(self) -> None:
+    Args:
+        share: unmet members of one teller; None: `SHARE`, or as many as we have met.
+    """
+
+    def __init__(self, share: int | None = None) -> None:
+        self._share = share
         self._learned: Budgets[PeerId] = Budgets(LEARNED)
         self._accusations: Budgets[PeerId] = Budgets(ACCUSATIONS)
         self._teller_of: dict[PeerId, PeerId] = {}  # of the unmet
@@ -54,7 +59,7 @@ class Hearsay:
     def may_introduce(self, teller: PeerId, peer: PeerId, now: Seconds) -> bool:
         """True if we take `teller`'s word that there is a `peer`; then its share pays for it."""
         teller = teller if teller in self._met else UNMET
-        if self._told[teller] >= max(SHARE, len(self._met)):
+        if self._told[teller] >= (self._share or max(SHARE, len(self._met))):
             return False
         if not self._learned.take(teller, now):
             return False

@@ -63,6 +63,9 @@ from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import Address, PeerId, Seconds
 
+LEAST_SHARE = 4
+"""Of a teller, where we do not know everyone: members that it names and that have not answered."""
+
 FAREWELLS = 64
 """A peer that leaves or refutes tells this many; gossip carries it to the rest of the swarm."""
 
@@ -160,10 +163,14 @@ class Membership(Roster):
         self._indirect_probes: dict[int, _IndirectProbe] = {}  # by the number of our ping
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
-        self._hearsay = Hearsay()
+        self._hearsay = self._no_hearsay()
         self._waiting: dict[PeerId, tuple[Member, Seconds]] = {}  # newcomers' own words, and when
         self._unheard: dict[PeerId, None] = {}  # members that have not spoken to us themselves
         self._gone_at: dict[PeerId, Seconds] = {}  # since when the dead, and those that left, are
+
+    def _no_hearsay(self) -> Hearsay:
+        """Of a view of few members a teller may fill a small part only."""
+        return Hearsay(max(LEAST_SHARE, self.view.size // 4) if self.view else None)
 
     def outlive(self, incarnation: int) -> None:
         """The peer that we join remembers us under `incarnation`; take a higher one if needed."""
@@ -195,7 +202,7 @@ class Membership(Roster):
         self._probes.clear()
         self._indirect_probes.clear()
         self._suspicions.clear()
-        self._hearsay = Hearsay()
+        self._hearsay = self._no_hearsay()
         self._waiting.clear()
         self._unheard.clear()
 
@@ -243,10 +250,8 @@ class Membership(Roster):
                 self._introduce_ourselves(peer)
             elif known is None and sender is not None:
                 self._unheard[peer] = None
-                if self.view and self.me.state is MemberState.ALIVE:
-                    self._probe(peer, now, briefly=True)  # it may not know us
-            if known is None and self.view:
-                self.view.spoke(peer)
+            if known is None and self.view and not self._hearsay.has_met(peer):
+                self._meet(peer, now)  # or else it is not chosen, and may not know us
         if self._probe_at == math.inf and self.records and self.me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
@@ -345,8 +350,6 @@ class Membership(Roster):
         """True if a member that we did not know gets a record now; its own word may wait for it."""
         if heard.incarnation > HIGHEST:
             return False
-        if self.view and heard.peer != sender and not self.view.wants(heard.peer):
-            return False  # one of many that we do not need to know
         if sender is None:
             is_taken = self._make_room()
             if is_taken:
@@ -356,6 +359,8 @@ class Membership(Roster):
             if heard.peer == sender:
                 self._waiting.pop(sender, None)
             return False  # we may have forgotten it, and others have not
+        if self.view and heard.peer != sender and not self.view.wants(heard.peer):
+            return False  # one of many that we need not know
         if self._has_place(heard.peer, sender, now):
             return True
         if heard.peer == sender and len(self._waiting) < MOST_WAITING:
@@ -364,7 +369,12 @@ class Membership(Roster):
 
     def _has_place(self, peer: PeerId, teller: PeerId, now: Seconds) -> bool:
         """True if there is a record for `peer`, at the cost of `teller`'s share."""
-        return self._hearsay.may_introduce(teller, peer, now) and self._make_room()
+        if not self._hearsay.may_introduce(teller, peer, now):
+            return False
+        if self._make_room():
+            return True
+        self._hearsay.forget(peer)
+        return False
 
     def _introduce_ourselves(self, newcomer: PeerId) -> None:
         """It was welcomed with a record of us that may be older than our last announcement.
@@ -459,9 +469,14 @@ class Membership(Roster):
             return True
         if peer := next(iter(self._gone_at), None):
             self._drop(peer)
-        elif self.view and (peer := self.view.one_too_many()):
-            self._need_not_know(peer)
+        elif self.view:
+            peer = next((one for one in self.view.strangers() if self._is_alive(one)), None)
+            if peer:
+                self._need_not_know(peer)
         return peer is not None
+
+    def _is_alive(self, peer: PeerId) -> bool:
+        return self.records[peer].state is MemberState.ALIVE
 
     def _need_not_know(self, peer: PeerId) -> None:
         """Forget one that is here."""
@@ -470,7 +485,7 @@ class Membership(Roster):
         self._emit(MemberChanged(peer, MemberState.LEFT, why))
 
     def _drop(self, peer: PeerId) -> None:
-        """Forget a dead member, and all that it costs."""
+        """Forget a member, and all that it costs."""
         self.forget(peer)
         self._hearsay.forget(peer)
         self._gone_at.pop(peer, None)
@@ -483,6 +498,7 @@ class Membership(Roster):
         if member is known:
             return
         self.keep(member)
+        self._place_in_view(peer)
         is_same = known and (known.incarnation, known.state) == (member.incarnation, member.state)
         if known and is_same and (known.phase, known.accusers) == (member.phase, member.accusers):
             return
@@ -516,6 +532,12 @@ class Membership(Roster):
         if known and known.address != member.address:
             why = f"{why}; it is at {member.address} now, and was at {known.address}"
         self._emit(MemberChanged(peer, member.state, why))
+
+    def _place_in_view(self, peer: PeerId) -> None:
+        """Its record has changed, or it has answered us."""
+        if self.view and (member := self.records.get(peer)):
+            is_here = member.state <= MemberState.SUSPECT
+            self.view.keep(peer, is_here=is_here, is_met=self._hearsay.has_met(peer))
 
     def _accuse(self, peer: PeerId, helpers: tuple[PeerId, ...], now: Seconds, why: str) -> None:
         """Neither we nor `helpers` could reach `peer`."""
@@ -601,6 +623,7 @@ class Membership(Roster):
         if probe and probe.number == number:
             del self._probes[source]
             self._hearsay.meet(source)
+            self._place_in_view(source)
             self.timeout.answered(now - probe.since, in_time=now <= probe.help_at)
             self._admit_waiting(now)
         indirect = self._indirect_probes.get(number)
@@ -634,7 +657,7 @@ class Membership(Roster):
         if self.view is None:
             return self.reachable()
         for peer in self.view.begin_round():
-            if self.records[peer].state is MemberState.ALIVE:
+            if self._is_alive(peer):
                 self._need_not_know(peer)
         return [peer for peer in self.reachable() if self.view.has_chosen(peer)]
 

@@ -138,11 +138,13 @@ class Roster:
     @property
     def samples(self) -> int:
         """Samples of the whole swarm, as far as we know; of a sample of it, an estimate."""
-        return self.me.samples + self.of_all_others(self._others_samples)
+        return self.me.samples + self.of_all_others(self._others_samples, len(self.records))
 
-    def of_all_others(self, of_known: int) -> int:
-        """What a number is that is summed over all others, given its sum over those known here."""
-        return self.view.of_all_others(of_known) if self.view else of_known
+    def of_all_others(self, of_known: int, known: int) -> int:
+        """What a number is that is summed over all others, given its sum over so many of them."""
+        if self.view is None or not known:
+            return of_known
+        return round(of_known * max(known, self.view.peers - 1) / known)
 
     def trains_already(self) -> bool:
         """Whether another one that is here has trained in this life, and not only served."""
@@ -187,7 +189,6 @@ class Roster:
         gone = self.records.pop(peer)
         if self.view:
             self._others_samples -= gone.samples
-            self.view.keep(peer, is_here=False)
             self.view.forget(peer)
         self._schedule(peer, 0)
         self.changes += 1
@@ -205,8 +206,6 @@ class Roster:
         self.names.keep(member.peer, not is_me)
         self.alive.keep(member.peer, not is_me and is_alive)
         self.reachable.keep(member.peer, not is_me and here)
-        if self.view and not is_me:
-            self.view.keep(member.peer, is_here=here)
         has_model = member.phase is not Phase.ARRIVING
         self.donors.keep(member.peer, not is_me and here and has_model)
         self.holders.keep(member.peer, not is_me and here and bool(member.resumes))

@@ -20,7 +20,7 @@ import numpy as np
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.purpose import Purpose, What
-from p2ptrain.errors import TransportError
+from p2ptrain.errors import LocalProtocolError, TransportError
 from p2ptrain.ids import PeerId, Seconds
 
 if TYPE_CHECKING:
@@ -73,8 +73,11 @@ class Consensus:
 
         Raises:
             TransportError: if it takes longer, or this peer is asked to end.
+            LocalProtocolError: if it does not know everyone.
         """
         host, membership = self._host, self._host.machine.membership
+        if not membership.knows_all:
+            raise LocalProtocolError(f"no consensus: {self._knows_some}; take state_dict()")
         try:
             async with asyncio.timeout(timeout_s):
                 while self.count == before:
@@ -100,6 +103,11 @@ class Consensus:
         assert latest
         return latest
 
+    @property
+    def _knows_some(self) -> str:
+        name = self._host.name
+        return f"{name} knows only some of its swarm (membership view), not whose mean it would be"
+
     def take_asked(
         self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
     ) -> None:
@@ -112,9 +120,11 @@ class Consensus:
         Under averages of gradients it is this peer's model, which is that of all at its version.
 
         Raises:
-            TransportError: if no group of all comes about in that time.
+            TransportError: if no group of all comes about in that time, or none can.
         """
         host, membership = self._host, self._host.machine.membership
+        if not membership.knows_all:
+            raise TransportError(f"no model: {self._knows_some}")
         try:
             async with asyncio.timeout(timeout_s):
                 while host.algorithm.averages == "models" and (others := membership.alive()):

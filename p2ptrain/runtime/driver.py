@@ -239,9 +239,8 @@ class Driver:
         if len(membership.choosable()) >= len(membership.trainees()) and not are_averaged_with:
             alive = (one for one in membership.others if one.state is MemberState.ALIVE)
             only_serve = sum(one.only_serves for one in alive)
-        return membership.of_all_others(
-            len(membership.choosable()) - only_serve + len(self._beginners)
-        )
+        train = len(membership.choosable()) - only_serve + len(self._beginners)
+        return membership.of_all_others(train, len(membership.reachable()))
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""

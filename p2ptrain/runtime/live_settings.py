@@ -91,6 +91,11 @@ def check_view(config: PeerConfig, name: str, algorithm: Algorithm) -> None:
             f"membership view = {view}: {name} needs peers that know everyone; take view = 0, or "
             "ad_psgd on its random graph, or noloco"
         )
+    if view and config.peers == 1:
+        raise ConfigError(
+            f"membership view = {view}: a peer that knows some of a swarm has to be told how many "
+            "there are, about: set peers"
+        )
     if view and config.checkpoint:
         raise ConfigError(
             f"membership view = {view}: to start again from checkpoint = {config.checkpoint!r} "
@@ -101,9 +106,12 @@ def check_view(config: PeerConfig, name: str, algorithm: Algorithm) -> None:
 def check_serves(name: str, algorithm: Algorithm) -> None:
     """Refuse a peer that only serves where nothing is served, with ConfigError."""
     if not (algorithm.in_step or algorithm.servers((PeerId("any"),))):
+        why = "averages models, and one that is not trained would hold the others back"
+        if algorithm.averages == "gradients":
+            why = "does not keep its peers in step, so one without samples serves no one"
         raise ConfigError(
-            f"trains = false: {name} averages models, and one that is not trained would hold the "
-            "others back; take parameter_server, or an algorithm whose peers are in step"
+            f"trains = false: {name} {why}; take parameter_server, or an algorithm whose peers are "
+            "in step"
         )
 
 

@@ -339,7 +339,8 @@ class Peer:
 
         Raises:
             TransportError: if others still train then, or this peer is asked to end.
-            LocalProtocolError: outside of the with block.
+            LocalProtocolError: outside of the with block, or if this peer does not know everyone
+                (``view``).
         """
         life = self._life
         if life.began_at is None or self._has_left or os.getpid() != Peer._process:

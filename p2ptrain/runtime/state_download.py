@@ -342,6 +342,7 @@ class StateDownload:
             raise TransportError(why) from error
         if payload is None:
             raise TransportError(f"{source.name} sends no more of its state")
+        self._host.machine.membership.spoke(source.name)
         number, since = source.asked.popleft()
         if number is None:
             self._take_news(source, payload)

@@ -345,6 +345,7 @@ class StateTransfer:
         self, request: memoryview, opening: StateOpening, snapshot: Snapshot, stream: ChunkStream
     ) -> None:
         """Send one chunk, or news."""
+        self.host.machine.membership.spoke(PeerId(opening.sender))
         count = len(snapshot.manifest.hashes)
         try:
             number = decode_request(request, count)

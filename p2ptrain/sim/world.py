@@ -142,6 +142,7 @@ class World:
         trace: by default one that keeps its last lines.
         watch: called with every peer that starts or restarts, before it sends anything.
         checkpoint_every_s: how often each peer writes a checkpoint to its disk; 0: never.
+        peers: as in each one's settings.
     """
 
     def __init__(
@@ -153,7 +154,9 @@ class World:
         trace: Trace | None = None,
         watch: Callable[[SimPeer], None] = lambda _: None,
         checkpoint_every_s: Seconds = 0.0,
+        peers: int = 1,
     ) -> None:
+        self._expected = peers
         self.trace = trace or Trace()
         self.network = SimNetwork(seed, link, self.trace)
         self.peers: dict[PeerId, SimPeer] = {}
@@ -389,7 +392,7 @@ class World:
             leave_grace_s=1.0,
             protocol=self._protocol,
             exchange=self._exchange,
-            **{"join_timeout_s": 10.0, **more},
+            **{"join_timeout_s": 10.0, "peers": self._expected, **more},
         )
         if self._checkpoint_every_s:
             config = replace(

@@ -89,6 +89,7 @@ class Circle:
         while self._wire:
             source, target, message = self._wire.pop(0)
             arrives = target not in self.dead and (source, target) not in self.cuts
+            arrives = arrives and target in self.peers[source].records  # or else it is not sent
             if arrives and target in self.peers and self._chance.random() >= self.loss:
                 self.peers[target].receive(PeerId(source), message, self.time)
 

@@ -1,15 +1,18 @@
 """Peers that know only some of the others begin from one model and meet whom they know."""
 
 import numpy as np
+import pytest
 
 from p2ptrain.core.adaptive_timeout import MembershipConfig
+from p2ptrain.core.partial_view import KEPT
 from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.errors import LocalProtocolError, TransportError
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 from tests.helpers.worlds import LEARNING_RATE, SIZE, models, steps_of
 
 VIEW = 16
-COUNT = 50
+COUNT = 80
 
 
 def fresh(count: int) -> dict[str, VectorReplica]:
@@ -20,7 +23,8 @@ def fresh(count: int) -> dict[str, VectorReplica]:
 
 async def started() -> World:
     """A swarm in which each peer knows some of the others; its founder is not the first by name."""
-    world = World(protocol=ProtocolConfig(membership=MembershipConfig(view=VIEW)))
+    protocol = ProtocolConfig(membership=MembershipConfig(view=VIEW))
+    world = World(protocol=protocol, peers=COUNT)
     await world.add("zz", VectorReplica(np.zeros(SIZE, np.float32), LEARNING_RATE), "ad_psgd")
     world.crash("zz")
     replicas = fresh(COUNT)
@@ -31,7 +35,8 @@ async def started() -> World:
 async def test_all_begin_with_the_model_of_the_one_that_founds_the_swarm():
     world = await started()
     assert (models(world) == 130).all()
-    assert max(len(peer.driver.machine.membership.records) for peer in world.peers.values()) < COUNT
+    known = [len(peer.driver.machine.membership.records) for peer in world.peers.values()]
+    assert max(known) <= KEPT * VIEW
     await world.close()
 
 
@@ -60,4 +65,14 @@ async def test_a_newcomer_takes_a_model_over_and_is_averaged_with():
     await world.train(10, steps_of(0.1))
     groups = [one for one in newcomer.metrics.of("group") if one["outcome"] == "done"]
     assert len({name for one in groups for name in one["members"]}) > 4
+    await world.close()
+
+
+async def test_a_mean_of_all_is_refused_at_once():
+    world = await started()
+    consensus = next(iter(world.peers.values())).driver.consensus
+    with pytest.raises(LocalProtocolError, match=r"knows only some of its swarm .* state_dict"):
+        await consensus.reach(0, None)
+    with pytest.raises(TransportError, match="no model: p30 knows only some of its swarm"):
+        await consensus.now(10.0)
     await world.close()

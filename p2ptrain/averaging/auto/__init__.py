@@ -86,8 +86,9 @@ class Auto(Algorithm):
 
         data: Literal["alike", "unlike"] = "alike"
         """``unlike``: the peers' data differ in kind, as where each has its own. Then algorithms
-        that average gradients are preferred, and the swarm begins with one. It cannot be
-        measured."""
+        that average gradients are preferred, and the swarm begins with one. It cannot be measured.
+        Where a peer only serves, or batches go by speed, name one in step (``now``, or ``among``).
+        """
 
         rounds: bool = True
         """It may choose averages that are rounded on their way (``int8``). False: where each mean
