@@ -12,9 +12,7 @@ inline, on one thread, unless the scenario goes without them (`p2ptrain.sim.comp
 
 import asyncio
 import dataclasses
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,15 +114,7 @@ class SimFleet:
         self._was_interrupted = False
         self._rang = self._is_passing = False
         self._loop = VirtualLoop()
-        self._collections = ExitStack()
-        """Those of garbage are rare as long as the world is there, also while it stands still."""
-        self._collections.enter_context(_rare_collections())
-        try:
-            self._loop.run_until_complete(self._populate(scenario, configs))
-        except BaseException:
-            self._loop.close()
-            self._collections.close()
-            raise
+        self._loop.run_until_complete(self._populate(scenario, configs))
 
     # --- what the launcher asks -------------------------------------------------------------------
 
@@ -193,7 +183,6 @@ class SimFleet:
             self._world.trace.close()
             self._loop.run_until_complete(_cancel_all())
             self._loop.close()
-            self._collections.close()
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -352,17 +341,6 @@ class _Bell:
             self._missing.remove(self._rank)
             if not self._missing:
                 self._ring()
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage less often: a large world has millions of objects to traverse."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 async def _cancel_all() -> None:

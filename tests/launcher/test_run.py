@@ -1,3 +1,4 @@
+import gc
 import json
 
 import pytest
@@ -189,6 +190,17 @@ def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, m
         "p01 did not end within 0 s of the others",
         "p01 was lost: it was killed by SIGKILL",
     ]
+
+
+def test_while_a_run_goes_on_garbage_is_collected_rarely_also_between_two_looks(folder):
+    usual, seen = gc.get_threshold(), []
+    names = "p00", "p01"
+    ends = [set_state(name, "ended") for name in names]
+    acts = [at_once(*(train(folder, name) for name in names), *ends)]
+    run = Run(scenario(), "ad_psgd", folder, FakeEvaluator())
+    run.execute(FakeBackend(FakeFleet(names, acts)), lambda run: seen.append(gc.get_threshold()))
+    assert min(seen[:-1]) > usual
+    assert gc.get_threshold() == usual
 
 
 def test_of_many_that_do_not_end_the_first_are_named(folder, monkeypatch):

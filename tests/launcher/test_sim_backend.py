@@ -3,7 +3,6 @@
 What runs inside a world is tested where it lives; here it is what comes out of one.
 """
 
-import gc
 import json
 import os
 import re
@@ -303,17 +302,6 @@ def test_stop_lets_peers_leave_within_the_grace_of_their_own_time(tmp_path):
     assert fleet.now() < 9.0
     assert records(tmp_path, "p00", "ended")[0]["why"] == "asked to end by the launcher"
     fleet.stop(8.0)  # and once more does no harm
-
-
-def test_garbage_is_collected_rarely_as_long_as_a_world_is_there(tmp_path):
-    usual = gc.get_threshold()
-    fleet = fleet_of(tmp_path / "run", priced())
-    assert gc.get_threshold() > usual
-    lived(fleet)
-    assert gc.get_threshold() == usual
-    with pytest.raises(ConfigError):
-        fleet_of(tmp_path / "none", priced(algorithms=("none",)), "none")
-    assert gc.get_threshold() == usual
 
 
 def test_a_world_that_was_interrupted_is_not_asked_to_go_on(tmp_path):
