@@ -120,13 +120,15 @@ class Run:
             LaunchError: if a peer refuses, none ends in time, or all are lost.
         """
         clear_results(self._folder)
-        fleet = backend.start(self.scenario, self.scenario.configs(self.algorithm, self._folder))
-        self._deadline = Deadline(self.scenario, fleet.now)
-        try:
-            with _rare_collections():
+        with _rare_collections():
+            fleet = backend.start(
+                self.scenario, self.scenario.configs(self.algorithm, self._folder)
+            )
+            self._deadline = Deadline(self.scenario, fleet.now)
+            try:
                 self._follow(fleet, watch)
-        finally:
-            fleet.stop(GRACE_S)
+            finally:
+                fleet.stop(GRACE_S)
         self._look(fleet)
         self._check_somebody_ended()
         self._facts = fleet.facts()

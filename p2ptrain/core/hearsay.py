@@ -4,12 +4,13 @@ Any peer can claim anything about any other. What it claims costs us records, me
 addresses, so each *teller* has a share of these.
 
 * A member that we know only from others is *unmet* until it answers a probe of ours. A teller may
-  introduce `LEARNED` of them per second, and at most `SHARE` that are still unmet at a time, or as
-  many as we have met ourselves. All tellers that are unmet themselves count as one. So a liar fills
-  no more than its share, and made-up tellers no more than that of one. While many are unmet, an
-  unmet member that sends us a message is probed at once, and the own word of a newcomer that finds
-  no room waits until others have answered, so that a thousand peers that start together soon know
-  each other.
+  introduce `LEARNED` of them per second, and at most `SHARE` that are still unmet at a time, or
+  as many as we have met ourselves. All tellers that are unmet themselves count as one. So a liar
+  fills no more than its share, and made-up tellers no more than that of one. Where a peer knows
+  only some of a swarm (`core/partial_view.py`), a share is a quarter of those that it chooses.
+  While many are unmet, an unmet member that sends us a message is probed at once, and the own
+  word of a newcomer that finds no room waits until others have answered, so that a thousand peers
+  that start together soon know each other.
 * A member that dies unmet is forgotten after `FORGET_S`, with all that it cost.
 * A teller may wrongly accuse `ACCUSATIONS`: an accusation is paid for when it makes a member
   suspect, and given back when that member has indeed died. One that cannot pay is not believed; a

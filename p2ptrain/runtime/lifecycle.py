@@ -406,17 +406,18 @@ class PeerLifecycle:
         """Wait until another peer has the model; returns true if ours is the one to begin with.
 
         That is the one of the first by name, once `count` are here; where it is not known how many
-        start together (1), or not everyone knows all, of the peer that `founds` the swarm. The dead
-        are not waited for.
+        start together (1), or peers know only some, that of the peer which `founds` the swarm. The
+        dead are not waited for.
         """
         membership, timeout_s = self.driver.machine.membership, self.config.join_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while not membership.donors():
                     others, first = membership.alive(), membership.participants()[0]
-                    is_ours = first == self.name if count > 1 else founds or not others
                     if not membership.knows_all:
                         is_ours = founds
+                    else:
+                        is_ours = first == self.name if count > 1 else founds or not others
                     if membership.holders():
                         is_ours = False  # a checkpoint is more than what a newcomer begins with
                     if is_ours and len(others) + 1 >= count:
