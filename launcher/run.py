@@ -120,7 +120,7 @@ class Run:
             LaunchError: if a peer refuses, none ends in time, or all are lost.
         """
         clear_results(self._folder)
-        with _rare_collections():
+        with rare_collections():
             fleet = backend.start(
                 self.scenario, self.scenario.configs(self.algorithm, self._folder)
             )
@@ -256,7 +256,7 @@ class Run:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Collect garbage less often: a large simulated world has millions of objects to traverse."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)

@@ -15,7 +15,6 @@ driver, the membership and the codec are those of production.
 """
 
 import asyncio
-import gc
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +32,7 @@ from p2plab.harness.pictures import BLUE, ORANGE, headline, panels
 from p2plab.harness.processes import side_by_side
 from p2plab.harness.tables import table
 from p2plab.plot import INK
+from p2plab.run import rare_collections
 from p2ptrain.core.messages import MemberState
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
@@ -92,7 +92,6 @@ class Figures:
 
 async def measure(peers: int, slow_s: Seconds, seed: int = 0) -> Figures:
     """Build a swarm; let one peer join, one die, one vanish; then slow one down."""
-    gc.set_threshold(100_000, 20, 100)
     world = World(seed, Link(latency_s=LATENCY_S), trace=NoTrace())
     for number in range(peers):
         await _add(world, f"p{number:04}")
@@ -232,7 +231,8 @@ def picture(rows: Sequence[Figures]) -> Figure:
 
 
 def _measure(setting: tuple[int, Seconds]) -> Figures:
-    return run(measure(*setting))
+    with rare_collections():
+        return run(measure(*setting))
 
 
 def main(

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -52,8 +53,11 @@ def held(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def gloo_threads() -> int:
     """Threads of this process in which Gloo runs collectives."""
-    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
-    return sum(name.startswith("pt_gloo") for name in names)
+    found = 0
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            found += path.read_text().startswith("pt_gloo")
+    return found
 
 
 def train(run: str, kind: str, folder: Path, port: int, first: int | None) -> None:
