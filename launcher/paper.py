@@ -17,9 +17,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from runpy import run_module
 from typing import Annotated
 
 import typer
@@ -30,6 +32,7 @@ from p2plab.harness.processes import side_by_side
 from p2plab.machine import describe_machine
 from p2plab.scenario import BUNDLED, Scenario, load_scenario
 from p2plab.signals import end_by_exceptions
+from p2ptrain.compute.training import threads
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 FOLDER = "paper"
@@ -122,6 +125,11 @@ class Experiment:
     size: int
     """The number of peers: large experiments run first."""
 
+    @property
+    def is_simulated(self) -> bool:
+        """False for peers and benchmarks, which start processes."""
+        return SIMULATED.backend in self.command
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -183,7 +191,10 @@ def _learns(scenario: Scenario) -> bool:
 
 
 def carry_out(experiment: Experiment, out: Path) -> Outcome:
-    """Run one experiment in a separate process.
+    """Run one experiment, in a process that runs nothing else.
+
+    What is simulated runs in this process: it has imported torch, which takes longer than many a
+    world. Peers and benchmarks start processes of their own, so they get a new one.
 
     Raises:
         P2PTrainError: with the end of its output, if it failed.
@@ -191,13 +202,34 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
     end_by_exceptions()  # so that its own process ends with this one
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *experiment.command, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-500:]
-        raise P2PTrainError(f"{experiment.name} ended with {done.returncode}: {said}")
+    command, said = [*experiment.command, "--out", str(folder)], folder / "output.txt"
+    code = _run_here(command, said) if experiment.is_simulated else _run_apart(command, said)
+    if code:
+        end = said.read_text(encoding="utf-8").strip()[-500:]
+        raise P2PTrainError(f"{experiment.name} ended with {code}: {end}")
     return outcome_of(experiment, out)
+
+
+def _run_apart(command: Sequence[str], said: Path) -> int:
+    with said.open("w", encoding="utf-8") as file:
+        return subprocess.run([sys.executable, *command], stdout=file, stderr=file).returncode
+
+
+def _run_here(command: Sequence[str], said: Path) -> int:
+    """As ``python -m MODULE ...``, up to its exit code."""
+    _, module, *arguments = command
+    sys.argv = [module, *arguments]
+    with (
+        said.open("w", encoding="utf-8") as file,
+        redirect_stdout(file),
+        redirect_stderr(file),
+        threads(1),
+    ):
+        try:
+            run_module(module, run_name="__main__")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+    return 0
 
 
 def outcome_of(experiment: Experiment, out: Path) -> Outcome:

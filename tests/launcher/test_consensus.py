@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,22 @@ def test_a_peer_that_stands_still_is_left_out_after_a_while_and_comes_back(exper
     points = experiment.advance()
     assert [at for at, _ in points] == [0.25, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
     assert [accuracy for _, accuracy in points[-2:]] == [0.4, 0.5]
+
+
+def test_the_longer_a_run_lasts_the_rarer_are_the_points_of_its_curve(experiment):
+    """A thousand periods: at first all of them, at last every tenth."""
+    start(experiment)
+    for tick in range(1, 1001):
+        for peer in experiment.peers:
+            peer.snapshot(tick / 2, [0.4, 1.0])
+    experiment.read()
+    experiment.curve.advance(most=None)
+    at = [point.wall_s for point in experiment.curve.points]
+    assert at[:100] == [0.25, *(tick / 2 for tick in range(1, 100))]
+    late = list(pairwise(at))[100:]
+    assert late[-1] == (492.5, 497.5)
+    assert all(after - before <= 0.02 * after for before, after in late)
+    assert len(at) < 350
 
 
 def test_a_model_is_in_no_mean_of_a_time_at_which_its_peer_was_dead(experiment):

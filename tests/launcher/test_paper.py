@@ -1,6 +1,7 @@
 """`make paper`: all experiments, the largest first, and one table of what they claim."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -61,6 +62,15 @@ def test_an_experiment_that_fails_says_why(tmp_path):
     failing = Experiment("bad", ("-c", "import sys; sys.exit('it broke')"), "bench.json", 1)
     with pytest.raises(P2PTrainError, match="bad ended with 1: it broke"):
         carry_out(failing, tmp_path)
+
+
+def test_a_simulated_experiment_needs_no_interpreter_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper.subprocess, "run", None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    (one,) = experiments(["one_of_8_050"], quick=True)
+    found = carry_out(one, tmp_path)
+    assert [row["algorithm"] for row in found.rows] == ["allreduce", "eager"]
+    assert "written: " in (tmp_path / one.name / "output.txt").read_text(encoding="utf-8")
 
 
 def test_the_page_has_a_row_for_each_claim_and_each_algorithm():

