@@ -472,7 +472,7 @@ class Driver:
 
     def _forget_stranger(self, address: Address) -> None:
         """Leave no connection to an address that is no member's: it would go on dialling."""
-        if all(member.address != address for member in self.machine.membership.others):
+        if address not in self._dialled.values():
             self.transport.forget(address)
 
     def _forget(self, member: Member) -> None:

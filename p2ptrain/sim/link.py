@@ -22,10 +22,11 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
-from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.loop import VirtualLoop, virtual_loop
 
 LONG = (1 << 20) + (1 << 12)
 """Bytes of the largest chunk that real peers send by default, with what it is wrapped in."""
@@ -88,6 +89,11 @@ class Uplink:
         self._left_at: Seconds = 0.0  # when the last message that found nothing before it leaves
         self._taken_s: Seconds = 0.0  # by messages, from the current chunk
 
+    @cached_property
+    def _loop(self) -> VirtualLoop:
+        """The world's, found once, as in `SimNetwork`."""
+        return virtual_loop()
+
     def leaves_at(self, size: int, now: Seconds) -> Seconds | None:
         """When a message leaves that finds no other before it; None if it must wait its turn.
 
@@ -109,7 +115,7 @@ class Uplink:
         self._messages.append((size, then))
         if self._is_busy_with_message:
             return
-        loop = virtual_loop()
+        loop = self._loop
         if loop.now < self._left_at:
             self._is_busy_with_message = True
             loop.at(self._left_at, self._carry_next_message, context=self._context)
@@ -131,7 +137,7 @@ class Uplink:
         size, then = self._messages.popleft()
         lasts_s = size / self.bytes_s if self.bytes_s is not None else 0.0
         self._taken_s += lasts_s if self._is_busy else 0.0
-        loop = virtual_loop()
+        loop = self._loop
         loop.at(loop.now + lasts_s, self._carried_message, then, context=self._context)
 
     def _carried_message(self, then: Callable[[], None]) -> None:
@@ -150,12 +156,12 @@ class Uplink:
             self._flows[flow] = waiting  # at the end: the others' turn first
         if self.bytes_s is None:
             self._taken_s = 0.0
-            self._until(virtual_loop().now, then)
+            self._until(self._loop.now, then)
             return
         if size > LONG and others:
             self._put_back(flow, size - PIECE, then)
             size, then = PIECE, _nothing
-        began = virtual_loop().now + self._taken_s
+        began = self._loop.now + self._taken_s
         self._taken_s = 0.0
         timer = self._until(began + size / self.bytes_s, then)
         if size > LONG:
@@ -164,7 +170,7 @@ class Uplink:
     def _end_turn(self, one: "_Transfer") -> None:
         """Another stream waits: this one's turn ends with the piece that is under way."""
         self._alone = None
-        carried = max(0.0, virtual_loop().now - one.began) * one.bytes_s
+        carried = max(0.0, self._loop.now - one.began) * one.bytes_s
         pieces = PIECE * (int(carried / PIECE) + 1)
         if pieces < one.size:
             one.timer.cancel()
@@ -178,7 +184,7 @@ class Uplink:
         self._flows[flow] = waiting
 
     def _until(self, when: Seconds, then: Callable[[], None]) -> TimerHandle:
-        return virtual_loop().at(when, self._carried, then, context=self._context)
+        return self._loop.at(when, self._carried, then, context=self._context)
 
     def _carried(self, then: Callable[[], None]) -> None:
         self._alone = None
