@@ -116,6 +116,9 @@ class Swarm(Protocol):
     def trainees(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train by all we know, sorted."""
 
+    def only_serves(self, peer: PeerId) -> bool:
+        """Whether one of them takes steps in step with the others, and trains nothing itself."""
+
     def participants(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train or are to, also those that are suspect, sorted."""
 

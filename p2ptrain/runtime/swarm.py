@@ -83,6 +83,10 @@ class DriverSwarm:
     def trainees(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.trainees()
 
+    def only_serves(self, peer: PeerId) -> bool:
+        member = self._driver.machine.membership.member(peer)
+        return member is not None and member.only_serves
+
     def participants(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.participants()
 

@@ -411,6 +411,28 @@ async def test_what_slowed_the_second_step_is_heard_before_the_first_decision():
     await world.close()
 
 
+async def test_a_first_peer_that_only_serves_leaves_the_decision_to_one_that_trains():
+    """It makes no samples, so it measures nothing that could be compared."""
+    link = Link(latency_s=0.01, bandwidth_bytes_s=100_000)
+    world = await build(4, "auto", equal=True, size=20_000, now="allreduce", link=link)
+    step_s = steps_of(0.1)
+
+    async def train(peer: SimPeer) -> None:
+        if peer.driver.name != P[0]:
+            await peer.train(30, step_s(peer.driver.name))
+            return
+        peer.lifecycle.begin()
+        while peer.boundary.totals.steps < 30:
+            await peer.boundary.step(0, None, peer.replica.descend)
+        await peer.boundary.end()
+
+    await world.run(train)
+    first = world.peers[P[0]].metrics.of("settings")[0]
+    assert first["by"] == P[1]
+    assert "now=diloco" in first["settings"], "a model takes eight steps on such links"
+    await world.close()
+
+
 async def changes_of(every_s: float) -> int:
     """How often it changes back, of what a test changes every half second."""
     world = await build(

@@ -3,7 +3,7 @@
 The swarm works with one of the other algorithms, at first ``ad_psgd fragment_s=1``: no trainer
 waits, step times of all peers are known soon, and an average lasts about a second, also on a slow
 link. Where peers have unlike data it is ``eager``: gradients, and no slow peer holds the others up.
-Each peer reports what it measures to the first one by name:
+Each peer that trains reports what it measures to the first such one by name:
 
 * the mean and the spread of the computing of a step, and its samples,
 * how long as many bytes as a model has take in its averages,
@@ -173,17 +173,17 @@ class Auto(Algorithm):
             later = swarm.now + lasted_s / 2 < due  # of all steps the one that ends nearest to then
             if self._steps - self._begun_at > LEAST_STEPS and later:
                 continue
-            trainees = swarm.trainees()
-            due = swarm.now + period_of(trainees)
+            trainers = trainers_of(swarm)
+            due = swarm.now + period_of(trainers)
             measured = await swarm.measure()
             if not measured.samples:
                 continue  # this peer only serves
             numbers = report_of(measured)
-            if trainees[0] != swarm.me:
-                swarm.tell(trainees[0], AlgorithmMessage(KIND, numbers))  # lost: see above
+            if trainers[0] != swarm.me:
+                swarm.tell(trainers[0], AlgorithmMessage(KIND, numbers))  # lost: see above
             elif numbers[0]:
                 own, self._own = measured_of(swarm.me, numbers), measured
-                self._reports.take(swarm.me, own, swarm.now, period_of(trainees))
+                self._reports.take(swarm.me, own, swarm.now, period_of(trainers))
                 self._maybe_change(swarm, measured)
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
@@ -191,11 +191,11 @@ class Auto(Algorithm):
             self.inner.handle_message(swarm, source, message)
             return
         measured = measured_of(source, message.numbers)
-        trainees = swarm.trainees()
-        if trainees[0] != swarm.me or source not in trainees:
+        trainers = trainers_of(swarm)
+        if trainers[0] != swarm.me or source not in trainers:
             return  # it or we have heard less of who trains; the next report goes elsewhere
         before = self._reports.fewest
-        self._reports.take(source, measured, swarm.now, period_of(trainees))
+        self._reports.take(source, measured, swarm.now, period_of(trainers))
         if self._own and before < LEAST_WAITED <= self._reports.fewest:
             self._maybe_change(swarm, self._own)  # this one says for whom the first steps waited
 
@@ -204,7 +204,7 @@ class Auto(Algorithm):
             return
         now = candidate_of(self._now, self.inner, swarm.codecs)
         fleet = self._reports.fleet(
-            swarm.trainees(),
+            trainers_of(swarm),
             swarm.now,
             now,
             self.config.apart,
@@ -276,7 +276,7 @@ class Auto(Algorithm):
 
     @property
     def needs_all(self) -> bool:
-        """The first by name decides."""
+        """The first by name of those that train decides."""
         return True
 
     @property
@@ -315,9 +315,15 @@ class Auto(Algorithm):
         return self.inner.acts(moment)
 
 
-def period_of(trainees: Sequence[PeerId]) -> Seconds:
+def trainers_of(swarm: Swarm) -> tuple[PeerId, ...]:
+    """All that train, sorted; the first of them decides. All, while none has made a step."""
+    trainees = swarm.trainees()
+    return tuple(one for one in trainees if not swarm.only_serves(one)) or trainees
+
+
+def period_of(trainers: Sequence[PeerId]) -> Seconds:
     """About as long between two reports of a peer: they go when a step ends."""
-    return REPORT_S * max(1.0, len(trainees) / REPORTS_PER_S)
+    return REPORT_S * max(1.0, len(trainers) / REPORTS_PER_S)
 
 
 def _load(now: str) -> Algorithm:
