@@ -10,6 +10,7 @@ without the alphabet's neighbourhoods, so that the beginning and any stretch res
 """
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from functools import cache
@@ -87,17 +88,20 @@ def unigram_loss(text: Text) -> float:
 
 
 def _sources(folder: Path) -> list[Path]:
-    found = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    kept = [path for path in found if not _is_left_out(path)]
+    kept = []
+    for place, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT]  # packages may be gigabytes
+        found = (Path(place, name).relative_to(folder) for name in names if name.endswith(".py"))
+        kept += [path for path in found if not _is_of_this_machine(path)]
     return [
         folder / path
         for path in sorted(kept, key=lambda p: hashlib.sha256(p.as_posix().encode()).digest())
     ]
 
 
-def _is_left_out(path: Path) -> bool:
-    recorded = path.name.startswith("_sysconfigdata") or path.parts[0].startswith("config-")
-    return recorded or not _LEFT_OUT.isdisjoint(path.parts)
+def _is_of_this_machine(path: Path) -> bool:
+    """What the build recorded."""
+    return path.name.startswith("_sysconfigdata") or path.parts[0].startswith("config-")
 
 
 def _read(path: Path) -> bytes:
