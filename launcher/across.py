@@ -79,7 +79,7 @@ COMPARED: Mapping[str, int] = {
 """By scenario: samples of a run. Others are about containers, transports and faults, or repeat one
 of these with other seeds or in a larger form."""
 
-RARELY_S: Seconds = 5.0
+RARELY_S: Seconds = 10.0
 """In `wan/*`, whose steps last seconds and whose runs last hours, how often peers ask each other
 whether they are there, and say again for which group they wait. At their usual four times a second,
 nine of ten simulated messages would be such ones, and the table would take two hours."""

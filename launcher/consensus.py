@@ -142,6 +142,7 @@ class ConsensusCurve:
         self._period_s = period_s
         self._target = target
         self._taken = -1  # the last version that was looked at
+        self._scored: tuple[Vector, Score] | None = None  # of the last point: steps may take long
 
     @property
     def started_at(self) -> Seconds | None:
@@ -248,7 +249,9 @@ class ConsensusCurve:
         latest = self.points[-1].wall_s if self.points else 0.0
         wall_s = max([latest, *(at - start for _, at in models)])
         mean_M, distance = mean_and_distance(models_PM)
-        score = self._evaluator.score(mean_M)
+        if self._scored is None or not np.array_equal(self._scored[0], mean_M):
+            self._scored = mean_M, self._evaluator.score(mean_M)
+        score = self._scored[1]
         self.final_recall = (
             {str(label): found for label, found in enumerate(score.recall)}
             if score.recall

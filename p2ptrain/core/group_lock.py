@@ -73,7 +73,8 @@ and dead peers. Each is shorter than configured where less was seen to be enough
 
 * `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
   every loss: a request that comes again is answered again; a grant that comes again is answered
-  with `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
+  with `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease. Where
+  all have answered that they are busy, each interval is as long as all before it.
 * `acquire_timeout_s`: an initiator stops collecting (candidates died, or average for too long).
 * `lease_s`: so long after its grant a granter is free again (the initiator is silent: it died), and
   so long after it has first asked for its offer back, a peer has it back. Should the group form all
@@ -310,9 +311,11 @@ class GroupLock(Slot):
                     self.timeouts.answers.missed()
                 for peer in state.waiting:
                     self._emit(Send(peer, state.request_to(peer)))
-                resend_at, silent = now + self._config.resend_s, (*state.silent, *state.asked)
+                silent, again_s = (*state.silent, *state.asked), self._config.resend_s
+                if not silent:  # all are in an average, perhaps a long one: ask less and less often
+                    again_s = max(again_s, now - state.asked_at)
                 # A peer that is dead, or cut off, keeps us from asking others no longer.
-                self._proceed(replace(state, resend_at=resend_at, asked=(), silent=silent))
+                self._proceed(replace(state, resend_at=now + again_s, asked=(), silent=silent))
             case Granted(ticket=ticket, contribution=stated) as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):

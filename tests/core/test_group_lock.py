@@ -666,6 +666,23 @@ def test_a_lost_failed_costs_nothing_once_the_grant_comes(trio: Trio):
     assert trio.groups == {"b": second, "c": second}
 
 
+def test_candidates_that_are_busy_for_long_are_asked_less_and_less_often(trio: Trio):
+    """An average may last for a minute, on a link that questions would fill."""
+    first = formed(trio, "a", "b")
+    second = trio.request("c", "b")
+    asked_at = [0]
+    trio.settle()
+    for tick in range(1, 32):
+        trio.advance(ACQUIRE_S / 32, delivering=False)
+        if trio.on_wire():
+            asked_at.append(tick)
+            trio.settle()
+    assert asked_at == [0, 4, 8, 16]
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"b": second, "c": second}
+
+
 def test_a_lost_begin_is_asked_for(trio: Trio):
     ticket = trio.request("a", "b")
     trio.deliver("a", "b")

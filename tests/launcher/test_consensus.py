@@ -1,4 +1,5 @@
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -102,6 +103,20 @@ def test_the_longer_a_run_lasts_the_rarer_are_the_points_of_its_curve(experiment
     assert late[-1] == (492.5, 497.5)
     assert all(after - before <= 0.02 * after for before, after in late)
     assert len(at) < 350
+
+
+def test_where_steps_take_many_periods_each_mean_is_evaluated_once(experiment):
+    start(experiment)
+    scored = []
+    evaluator = experiment.curve._evaluator
+    experiment.curve._evaluator = Mock(
+        score=lambda mean_M: scored.append(1) or evaluator.score(mean_M)
+    )
+    for tick in range(1, 21):
+        for peer in experiment.peers:
+            peer.snapshot(tick / 2, [0.4 + tick // 10, 1.0])
+    assert len(experiment.advance()) == 21
+    assert len(scored) == 4, "the first one, and one for each of three models"
 
 
 def test_a_model_is_in_no_mean_of_a_time_at_which_its_peer_was_dead(experiment):
