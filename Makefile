@@ -63,7 +63,7 @@ wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres,
 COMPARED ?= $(if $(QUICK),$(RUNS)/compare.md,docs/compare.md)
 COMPARED_SEEDS ?= 1
 
-compare: $(READY)  ## all algorithms over all scenarios, simulated; an hour of two idle cores, runs/compare and docs/compare.md
+compare: $(READY)  ## all algorithms over all scenarios, simulated; half an hour of two idle cores, runs/compare and docs/compare.md
 	$(BIN)/python -m p2plab.across --out $(RUNS)/compare --page $(COMPARED) --seeds $(COMPARED_SEEDS) $(SMALL)
 
 PROTOS ?= p2ptrain/net/_pb

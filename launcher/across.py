@@ -2,7 +2,7 @@
 
 Each scenario of `COMPARED` runs in the simulator with every algorithm there is, with its defaults,
 and with the rows that the scenario itself compares. Runs are shorter than the scenarios' own, and
-of one seed by default: an hour of two cores. Figures are virtual, and a busy
+of one seed by default: half an hour of two cores. Figures are virtual, and a busy
 machine finds the same ones. An algorithm that a scenario cannot run (batches divided by speed under
 gossip) has no row there.
 
@@ -82,7 +82,7 @@ of these with other seeds or in a larger form."""
 RARELY_S: Seconds = 10.0
 """In `wan/*`, whose steps last seconds and whose runs last hours, how often peers ask each other
 whether they are there, and say again for which group they wait. At their usual four times a second,
-nine of ten simulated messages would be such ones, and the table would take two hours."""
+nine of ten simulated messages would be such ones."""
 
 LONGER = 1.3
 """Times the best's time to the target: how long a row that was over sooner may take to it. More
@@ -99,6 +99,9 @@ PRICED = (
     "paper/two_of_64",
 )
 """Of these, those that train nothing here."""
+
+LANGUAGE_SAMPLE = 30
+"""About as many samples of digits take as long as one of a language model."""
 
 OF_ROW = ", "
 """Between a scenario and one of its rows."""
@@ -259,7 +262,7 @@ def experiment(scenario: Scenario, name: str, out: Path, *, quick: bool) -> Expe
         "sim",
         *(("--quick",) if quick else ()),
     )
-    size = scenario.peers * len(scenario.algorithms)
+    size, _ = _size_of(scenario)
     return Experiment(name.replace("/", "_"), command, "comparison.json", size)
 
 
@@ -535,8 +538,8 @@ def _measure(
     quick: bool,
 ) -> None:
     """Run them, the largest first; keep the rows of each as soon as it has run."""
-    work = [experiment(one, name, out, quick=quick) for name, one in scenarios.items()]
-    work.sort(key=lambda one: -one.size)
+    largest = sorted(scenarios.items(), key=lambda one: _size_of(one[1]), reverse=True)
+    work = [experiment(one, name, out, quick=quick) for name, one in largest]
     names = {name.replace("/", "_"): name for name in scenarios}
     with bench.progress("all algorithms", len(work)) as told:
 
@@ -547,6 +550,16 @@ def _measure(
             told(one.name)
 
         side_by_side(partial(carry_out, out=out), work, finished, 2)
+
+
+def _size_of(scenario: Scenario) -> tuple[int, int]:
+    """What takes longer is larger: more peers and rows, then more samples of a larger model."""
+    samples = scenario.stop.samples or 0
+    is_language = scenario.task.startswith("chargpt")
+    return (
+        scenario.peers * len(scenario.algorithms),
+        samples * (LANGUAGE_SAMPLE if is_language else 1),
+    )
 
 
 def longer_runs(names: Iterable[str], out: Path, further: int = 0) -> dict[str, Scenario]:
