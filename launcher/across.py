@@ -262,8 +262,7 @@ def experiment(scenario: Scenario, name: str, out: Path, *, quick: bool) -> Expe
         "sim",
         *(("--quick",) if quick else ()),
     )
-    size, _ = _size_of(scenario)
-    return Experiment(name.replace("/", "_"), command, "comparison.json", size)
+    return Experiment(name.replace("/", "_"), command, "comparison.json", _size_of(scenario))
 
 
 def rows_of(outcome: Outcome, folder: Path) -> list[Row]:
@@ -538,8 +537,8 @@ def _measure(
     quick: bool,
 ) -> None:
     """Run them, the largest first; keep the rows of each as soon as it has run."""
-    largest = sorted(scenarios.items(), key=lambda one: _size_of(one[1]), reverse=True)
-    work = [experiment(one, name, out, quick=quick) for name, one in largest]
+    work = [experiment(one, name, out, quick=quick) for name, one in scenarios.items()]
+    work.sort(key=lambda one: one.size, reverse=True)
     names = {name.replace("/", "_"): name for name in scenarios}
     with bench.progress("all algorithms", len(work)) as told:
 

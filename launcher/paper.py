@@ -122,8 +122,8 @@ class Experiment:
     results: str
     """The file with its claims, in its folder."""
 
-    size: int
-    """The number of peers: large experiments run first."""
+    size: tuple[int, ...]
+    """Its peers, and what else it has many of: large experiments run first."""
 
     @property
     def is_simulated(self) -> bool:
@@ -164,7 +164,7 @@ def experiments(
     if quick:
         all_there = (QUICK,) if place is REAL else (SKEWED, QUICK)
     found = [_experiment(name, place, quick) for name in names or all_there]
-    return sorted(found, key=lambda one: -one.size)
+    return sorted(found, key=lambda one: one.size, reverse=True)
 
 
 def _experiment(name: str, place: Place, quick: bool) -> Experiment:
@@ -173,13 +173,13 @@ def _experiment(name: str, place: Place, quick: bool) -> Experiment:
         raise ConfigError(f"{name!r} is only simulated; for real there are: {there_are}")
     if name == SKEWED:
         less = ("--quick",) if quick else ()
-        return Experiment(name, ("-m", "p2plab.bench.skewed", *less), "bench.json", 0)
+        return Experiment(name, ("-m", "p2plab.bench.skewed", *less), "bench.json", (0,))
     scenario = load_scenario(f"{FOLDER}/{name}")
     prices = () if place is REAL or _learns(scenario) else ("--no-gradients",)
     command = ("-m", "p2plab", "run", f"{FOLDER}/{name}", "--backend", place.backend, *prices)
     if quick:
         command += ("--peers", "2", "--samples", "8", "--algorithms", ",".join(_FEW))
-    return Experiment(name, command, "comparison.json", scenario.peers * scenario.seeds)
+    return Experiment(name, command, "comparison.json", (scenario.peers * scenario.seeds,))
 
 
 _FEW = ("allreduce", "eager")

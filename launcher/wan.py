@@ -62,7 +62,7 @@ def _experiment(name: str, quick: bool) -> Experiment:
     command: tuple[str, ...] = ("-m", "p2plab", "run", f"{FOLDER}/{name}", "--backend", "sim")
     if quick:
         command += ("--quick", "--algorithms", scenario.algorithms[0])
-    return Experiment(name, command, "comparison.json", scenario.peers * scenario.seeds)
+    return Experiment(name, command, "comparison.json", (scenario.peers * scenario.seeds,))
 
 
 def page(before: str, outcomes: Sequence[Outcome]) -> str:

@@ -59,7 +59,7 @@ def test_an_experiment_that_does_not_exist_is_refused():
 
 
 def test_an_experiment_that_fails_says_why(tmp_path):
-    failing = Experiment("bad", ("-c", "import sys; sys.exit('it broke')"), "bench.json", 1)
+    failing = Experiment("bad", ("-c", "import sys; sys.exit('it broke')"), "bench.json", (1,))
     with pytest.raises(P2PTrainError, match="bad ended with 1: it broke"):
         carry_out(failing, tmp_path)
 
@@ -130,5 +130,5 @@ def test_results_are_read_from_where_the_experiment_wrote_them(tmp_path):
     write = "import sys, pathlib; pathlib.Path(sys.argv[2], 'r.json').write_text(sys.argv[3])"
     said = json.dumps({"claims": [CLAIM], "rows": []})
     (tmp_path / "w.py").write_text(write.replace("sys.argv[3]", repr(said)))
-    found = carry_out(Experiment("mine", (str(tmp_path / "w.py"),), "r.json", 1), tmp_path)
+    found = carry_out(Experiment("mine", (str(tmp_path / "w.py"),), "r.json", (1,)), tmp_path)
     assert found.claims == [CLAIM]
