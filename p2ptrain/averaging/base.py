@@ -590,7 +590,7 @@ class CompressedGradients(Algorithm):
 
 def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> list[PeerId]:
     """Some of `peers`: those never met, then those met longest ago; else in random order."""
-    some = rng.sample(list(peers), min(len(peers), MOST_ASKED))
+    some = rng.sample(peers, min(len(peers), MOST_ASKED))
     return sorted(some, key=lambda peer: met.get(peer, -1))
 
 

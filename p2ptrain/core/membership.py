@@ -233,9 +233,8 @@ class Membership(Roster):
                 self._maybe_refute(heard, now, sender)
                 continue
             known = self.records.get(peer)
-            if peer == sender and peer in self._unheard:
-                del self._unheard[peer]
-                self._introduce_ourselves(peer)
+            if peer == sender:
+                self._unheard.pop(peer, None)
             if heard is known:
                 continue
             if known is not None:
@@ -246,9 +245,7 @@ class Membership(Roster):
                 continue
             is_known = peer == sender and heard.state is not MemberState.LEFT
             self._store(record, now, why, is_known)
-            if known is None and peer == sender:
-                self._introduce_ourselves(peer)
-            elif known is None and sender is not None:
+            if known is None and sender is not None and peer != sender:
                 self._unheard[peer] = None
             if known is None and self.view and not self._hearsay.has_met(peer):
                 self._meet(peer, now)  # or else it is not chosen, and may not know us
@@ -262,8 +259,11 @@ class Membership(Roster):
 
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
         self.spoke(source)
+        is_new = source not in self.records or source in self._unheard
         if not isinstance(message, m.IndirectPing):
             self.learn(message.members, now, f"heard from {source}", source)
+        if is_new and source in self.records and isinstance(message, m.MembershipUpdates):
+            self._introduce_ourselves(source)
         if self._hearsay.is_to_be_met(source) and not isinstance(message, m.Ack | m.IndirectAck):
             self._meet(source, now)
         match message:
@@ -381,6 +381,7 @@ class Membership(Roster):
 
         Of peers that start together one would wait for us, for as long as gossip takes. A member
         that has not spoken itself gets nothing: it may be made up, at the address of another host.
+        One that pings us has our record from the ack, and one that answers us from our ping.
         """
         if self.me.phase is not Phase.ARRIVING:
             self.announce((newcomer,))

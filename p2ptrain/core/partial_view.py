@@ -50,6 +50,7 @@ class PartialView:
         self.peers = peers
         self._key = key
         self._ranks: list[int] = []  # of members that are here and have answered, sorted
+        self._rank_of: dict[PeerId, int] = {}  # of all members
         self._unmet: dict[PeerId, None] = {}  # members that have not answered
         self._spoke: dict[PeerId, int] = {}  # all others: in which round, who spoke last at the end
         self._round = 0
@@ -71,6 +72,7 @@ class PartialView:
     def keep(self, peer: PeerId, *, is_here: bool, is_met: bool) -> None:
         """A member is here from now on or not any more, and has answered us or not."""
         at, rank = self._place(peer)
+        self._rank_of[peer] = rank
         if is_met and peer not in self._spoke:
             self._unmet.pop(peer, None)
             self._spoke[peer] = self._round
@@ -94,6 +96,7 @@ class PartialView:
         self.keep(peer, is_here=False, is_met=False)
         self._spoke.pop(peer, None)
         self._unmet.pop(peer, None)
+        del self._rank_of[peer]
 
     def begin_round(self) -> list[PeerId]:
         """A round of probes begins; returns the strangers that were silent for too long."""
@@ -113,5 +116,7 @@ class PartialView:
         return bisect_left(self._ranks, rank), rank
 
     def _rank(self, peer: PeerId) -> int:
+        if (known := self._rank_of.get(peer)) is not None:
+            return known
         digest = hashlib.blake2b(peer.encode(), digest_size=RANK_BYTES, key=self._key).digest()
         return int.from_bytes(digest)

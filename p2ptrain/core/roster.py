@@ -156,6 +156,10 @@ class Roster:
         others = (self.records[peer] for peer in self.participants() if peer != self.me.peer)
         return any(not member.only_serves for member in others)
 
+    def others_are_done(self) -> bool:
+        """Whether all others have made their last step, as far as we know; also if they left."""
+        return all(member.phase is Phase.DONE for member in self.records.values())
+
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)
 

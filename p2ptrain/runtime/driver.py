@@ -135,7 +135,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._changed, self._stepped = asyncio.Event(), asyncio.Event()
         self._feeding = _Feeding(self)
         replica, executor = self.replica, self.environment.executor
         buffers = Buffers(self.transport.vector)
@@ -199,6 +199,7 @@ class Driver:
                 else:
                     self.growth.trained(step, self.agreed.progress, samples, *self._surroundings())
             self._watch.look()
+        self._stepped.set()
 
     @property
     def shared_progress(self) -> int:
@@ -504,6 +505,11 @@ class Driver:
     def notify_change(self) -> None:
         """Wake all who wait for news."""
         self._changed.set()
+
+    async def wait_for_step(self) -> None:
+        """Until the trainer has made one more step; messages, which are many more, wake nobody."""
+        self._stepped.clear()
+        await self._stepped.wait()
 
     async def wait_for_change(self, most_s: Seconds | None = None) -> None:
         """Until anything may have changed, or so long."""

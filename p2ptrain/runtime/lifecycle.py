@@ -117,7 +117,7 @@ class PeerLifecycle:
             return known
         if not membership.knows_all:
             heard = 0  # of a sample of the peers
-        elif all(one.phase is Phase.DONE for one in (membership.me, *membership.others)):
+        elif membership.me.phase is Phase.DONE and membership.others_are_done():
             return heard  # no estimate any more
         return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
 

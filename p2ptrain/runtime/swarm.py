@@ -201,7 +201,7 @@ class DriverSwarm:
 
     async def wait_for_update(self, count: int) -> int:
         while (updates := self._driver.me.steps) < count:
-            await self._driver.wait_for_change()
+            await self._driver.wait_for_step()
         return updates
 
     async def wait_for_change(self, most_s: Seconds) -> None:

@@ -691,7 +691,42 @@ def test_who_is_done_takes_no_part_in_scheduled_groups_any_more():
     assert circle.peers["p01"].choosable() == ("p00", "p02")
 
 
+def test_all_others_are_done_once_the_last_one_is_also_where_some_have_left():
+    circle = Circle(3)
+    train(circle)
+    peer = circle.peers["p00"]
+    for name in ("p01", "p02"):
+        assert not peer.others_are_done()
+        circle.peers[name].describe(phase=Phase.DONE, steps=1, samples=1)
+        circle.peers[name].announce()
+        circle._settle()
+    assert peer.others_are_done()
+    circle.peers["p02"].leave()
+    circle._settle()
+    assert peer.others_are_done()
+
+
 # --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first_word", "answers"),
+    [(MembershipUpdates, [MembershipUpdates]), (Ping, [Ack])],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_first_word_of_a_newcomer_is_answered_with_our_record_once(
+    first_word: type, answers: list[type]
+):
+    sent: list[Send] = []
+    peer = Membership(member("a"), MembershipConfig(), Random(0), sent.append)
+    peer.learn([member("b")], 0.0, "welcomed")
+    peer.describe(phase=Phase.TRAINING, steps=0, samples=0)
+    sent.clear()
+    word = (member("c"),)
+    peer.receive(PeerId("c"), Ping(7, word) if first_word is Ping else first_word(word), 0.0)
+    messages = [one.message for one in sent if isinstance(one, Send)]
+    assert [type(one) for one in messages] == answers
+    assert messages[0].members[0] == peer.me
 
 
 def test_everyone_is_probed_once_before_anyone_is_probed_twice():
