@@ -5,10 +5,11 @@ One byte on these links stands for 2,500: the model has 100 MB and its chunks 2.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,15 +84,19 @@ def groups_of(world: World, name: str) -> list[dict[str, Any]]:
     return world.peers[PeerId(name)].metrics.of("group")
 
 
-def averages_made(world: World, names: list[str], begin: Seconds, end: Seconds) -> float:
+def made_within(begin: Seconds, end: Seconds, spans: Iterable[tuple[Seconds, Seconds]]) -> float:
     """Of those that end or begin outside of this time, the part inside counts."""
+    return sum(max(0.0, min(end, to) - max(begin, at)) / (to - at) for at, to in spans)
+
+
+def averages_of(world: World, names: list[str]) -> list[tuple[Seconds, Seconds]]:
     done = [r for name in names for r in groups_of(world, name) if r["outcome"] == "done"]
-    inside = [min(end, r["t"]) - max(begin, r["t"] - r["exchange_s"]) for r in done]
-    return sum(max(0, part_s) / r["exchange_s"] for part_s, r in zip(inside, done, strict=True))
+    return [(one["t"] - one["exchange_s"], one["t"]) for one in done]
 
 
-def steps_made(world: World, names: list[str]) -> int:
-    return sum(world.peers[PeerId(name)].steps for name in names)
+def steps_of(world: World, names: list[str]) -> list[tuple[Seconds, Seconds]]:
+    ends = [[one["t"] for one in world.peers[PeerId(name)].metrics.of("step")] for name in names]
+    return [step for one in ends for step in pairwise(one)]
 
 
 async def joining(count: int, seed: int = 1) -> tuple[Seconds, float, float, int]:
@@ -103,13 +108,14 @@ async def joining(count: int, seed: int = 1) -> tuple[Seconds, float, float, int
     now = asyncio.get_running_loop().time
     with training(world, 1000, STEP_S):
         await asyncio.sleep(14.0)
-        began, steps = now(), steps_made(world, names)
+        began = now()
         newcomers = await join(world, "ad_psgd", *(f"n{number:02}" for number in range(count)))
         lasted = now() - began
-        speed = (steps_made(world, names) - steps) / lasted / (8 / STEP_S)
-        await asyncio.sleep(1.0)  # averages that ran then have ended
-    before = averages_made(world, names, began - 12.0, began) / 12.0
-    averages = averages_made(world, names, began, began + lasted) / lasted / before
+        await asyncio.sleep(1.0)  # steps and averages that ran then have ended
+    ended, averages = began + lasted, averages_of(world, names)
+    speed = made_within(began, ended, steps_of(world, names)) / lasted / (8 / STEP_S)
+    before = made_within(began - 12.0, began, averages) / 12.0
+    ratio = made_within(began, ended, averages) / lasted / before
     in_vain = [r for n in names for r in groups_of(world, n) if r["outcome"] == "refused"]
     assert not in_vain, "none is asked into a group while it loads its model"
     (records,) = zip(*(newcomer.metrics.of("state") for newcomer in newcomers), strict=True)
@@ -117,7 +123,7 @@ async def joining(count: int, seed: int = 1) -> tuple[Seconds, float, float, int
     for record in records:
         assert sum(record["sources"].values()) <= STATE_BYTES + record["again_bytes"]
         assert record["again_bytes"] <= CHUNK_BYTES
-    return lasted, speed, averages, sent
+    return lasted, speed, ratio, sent
 
 
 @pytest.mark.timeout(300)
