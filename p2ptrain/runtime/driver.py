@@ -507,7 +507,7 @@ class Driver:
         self._changed.set()
 
     async def wait_for_step(self) -> None:
-        """Until the trainer has made one more step; messages, which are many more, wake nobody."""
+        """Wait until the trainer has made one more step. Messages do not end this wait."""
         self._stepped.clear()
         await self._stepped.wait()
 

@@ -85,7 +85,7 @@ def groups_of(world: World, name: str) -> list[dict[str, Any]]:
 
 
 def made_within(begin: Seconds, end: Seconds, spans: Iterable[tuple[Seconds, Seconds]]) -> float:
-    """Of those that end or begin outside of this time, the part inside counts."""
+    """How many of `spans` lie in this time; of one that crosses an end, the part inside counts."""
     return sum(max(0.0, min(end, to) - max(begin, at)) / (to - at) for at, to in spans)
 
 
