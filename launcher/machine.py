@@ -17,6 +17,9 @@ By default it does so from a size on that it derives from the last-level cache. 
 may report that of its whole host (480 MiB), and then a copy of 100 MB takes 15 ms instead of 9.
 Every process that is measured gets it, those of other systems too."""
 
+TCP_SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+"""Where Linux has it; each network namespace has its own."""
+
 _PACKAGES = ("p2ptrain", "torch", "numpy", "grpcio")
 
 
@@ -30,6 +33,7 @@ def describe_machine() -> "Json":
         "cores": os.cpu_count() or 1,
         "memory": _memory(),
         "system": f"{platform.system()} {platform.release()}",
+        "TCP": _congestion_control(),
         "Python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -52,6 +56,14 @@ def _memory() -> str:
     except (ValueError, OSError, AttributeError):
         return "unknown"
     return f"{size / 2**30:.1f} GiB"
+
+
+def _congestion_control() -> str:
+    """How TCP finds its rate, which decides how fast sockets are, even on one machine."""
+    try:
+        return TCP_SETTING.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "unknown"
 
 
 def _version(package: str) -> str:

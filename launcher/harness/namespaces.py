@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2plab.machine import TCP_SETTING
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
@@ -28,6 +29,13 @@ BURST = "256kb"
 """The size of the bucket that limits a rate: above the 64 KiB that a device takes in one piece."""
 
 QUEUE_S: Seconds = 0.05
+
+CONGESTION = "reno"
+"""How TCP finds its rate on a cable with a limit: the one way that every Linux has and allows.
+
+BBR, the default of some hosts, sends next to nothing for 0.2 s of every ten on each connection
+(PROBE_RTT), to find the delay of an empty link: then steps that wait for a link last 0.2 s longer
+now and then, whatever is measured."""
 
 ROUTER = "169.254.1.1"
 DIALED = 32768
@@ -128,6 +136,7 @@ def laid(
                 queue = str(round(mbit * 125_000 * QUEUE_S))
                 rate = ("rate", f"{mbit}mbit", "burst", BURST, "limit", queue)
                 home.do("tc", "qdisc", "add", "dev", "end", "root", "tbf", *rate)
+                home.do("sh", "-c", f"echo {CONGESTION} > {TCP_SETTING}")
         cable.restore()
         yield cable
 

@@ -15,6 +15,7 @@ from p2plab.harness import namespaces
 from p2plab.harness.bench import some_of
 from p2plab.harness.claims import Json
 from p2plab.harness.namespaces import Home, laid
+from p2plab.machine import TCP_SETTING
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import printed
 
@@ -88,6 +89,10 @@ def test_a_link_is_there_while_it_is_used_and_gone_however_that_ends(ending: typ
             [*inside, "tc", "qdisc", "show"], check=True, capture_output=True, text=True
         )
         assert "100Mbit" in shaped.stdout
+        tcp = subprocess.run(
+            [*inside, "cat", TCP_SETTING], check=True, capture_output=True, text=True
+        )
+        assert tcp.stdout == "reno\n", "whatever is the default of this host"
         raise ending
     assert our_namespaces() == []
 

@@ -305,7 +305,7 @@ def test_bytes_are_readable():
 def test_the_machine_is_described_without_naming_host_or_user(tmp_path):
     machine = describe_machine()
     write_json(tmp_path / "machine.json", machine)
-    assert {"processor", "cores", "Python", "torch", "date"} <= set(machine)
+    assert {"processor", "cores", "TCP", "Python", "torch", "date"} <= set(machine)
     assert not {"host", "user", "path"} & set(machine)
 
 
