@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from p2plab.bench import background as costs
-from p2plab.bench.systems import SYSTEMS, medians_of, run
+from p2plab.bench.systems import SYSTEMS, Round, medians_of, run
 from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
 from p2plab.harness.claims import Claim, Json
 from p2plab.harness.pictures import bars, headline, panels
@@ -26,7 +26,11 @@ from p2plab.harness.tables import Row, table
 from p2plab.plot import INK
 from p2ptrain.errors import ConfigError
 
-ROUNDS = 7
+ROUNDS = 4
+PASSES = 2
+"""All systems of a cell run once in their order and once in the reverse one: a machine that becomes
+slower meanwhile is as slow for each of them."""
+
 QUICK_CELLS = ((2, 1),)
 MEGABYTE = 1_000_000
 COLOURS = ("#4D4D4D", "#8C8C8C", "#C8C8C8", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
@@ -36,16 +40,24 @@ Cell = tuple[int, int]
 
 
 def measure(
-    bench: Bench, systems: Sequence[str], cells: Sequence[Cell], rounds: int = ROUNDS
+    bench: Bench,
+    systems: Sequence[str],
+    cells: Sequence[Cell],
+    rounds: int = ROUNDS,
+    passes: int = PASSES,
 ) -> list[Json]:
     """Run everything, one after the other; a row has the medians of one system in one cell."""
     rows = []
-    with bench.progress("averages", len(cells) * len(systems)) as told:
-        for (peers, megabytes), system in product(cells, systems):
-            found = run(SYSTEMS[system], peers, megabytes * MEGABYTE // 4, rounds)
-            cell = {"system": system, "peers": peers, "megabytes": megabytes}
-            rows.append({"measures": "average", **cell, **medians_of(found)})
-            told(f"{system}, {peers} peers, {megabytes} MB")
+    with bench.progress("averages", len(cells) * len(systems) * passes) as told:
+        for peers, megabytes in cells:
+            found: dict[str, list[Round]] = {system: [] for system in systems}
+            for number in range(passes):
+                for system in reversed(systems) if number % 2 else systems:
+                    found[system] += run(SYSTEMS[system], peers, megabytes * MEGABYTE // 4, rounds)
+                    told(f"{system}, {peers} peers, {megabytes} MB")
+            for system, own in found.items():
+                cell = {"system": system, "peers": peers, "megabytes": megabytes}
+                rows.append({"measures": "average", **cell, **medians_of(own)})
     return rows
 
 
@@ -165,7 +177,7 @@ def main(
     bench = Bench(out, check=check, quick=quick)
     chosen = some_of("--systems", systems, tuple(SYSTEMS)) if systems else []
     cells = list(product(_numbers("--peers", peers, 2), _numbers("--megabytes", megabytes, 1)))
-    rows = measure(bench, chosen, QUICK_CELLS, 1) if quick else measure(bench, chosen, cells)
+    rows = measure(bench, chosen, QUICK_CELLS, 1, 1) if quick else measure(bench, chosen, cells)
     beside = costs.measure(bench, costs.QUICK if quick else costs.FULL) if background else []
     tables, pictures = [], {}
     if rows:

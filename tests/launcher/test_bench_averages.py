@@ -1,9 +1,13 @@
 """The benchmark of averages: what a row says of a group."""
 
+from pathlib import Path
+
 import pytest
 
+from p2plab.bench import averages
 from p2plab.bench.averages import MEGABYTE, claims_of
 from p2plab.bench.systems import Round, medians_of, together
+from p2plab.harness.bench import Bench
 
 
 def test_a_round_lasts_as_long_as_the_slowest_peers_and_moves_the_bytes_of_all():
@@ -19,3 +23,21 @@ def test_unequal_shards_move_no_more_bytes_than_equal_ones():
     (claim,) = claims_of([{**row, **found}])
     assert claim["measured"] == pytest.approx(1.0)
     assert claim["holds"]
+
+
+def test_a_machine_that_becomes_slower_is_as_slow_for_each_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    ran = []
+
+    def run(system: str, peers: int, numbers: int, rounds: int) -> list[Round]:
+        ran.append(system)
+        return [Round(float(len(ran)))] * rounds  # each run takes a second longer than the last one
+
+    systems = {name: name for name in ("gloo", "bare grpc", "p2ptrain grpc")}
+    monkeypatch.setattr(averages, "SYSTEMS", systems)
+    monkeypatch.setattr(averages, "run", run)
+    bench = Bench(tmp_path, check=False, quick=False)
+    rows = averages.measure(bench, list(systems), [(2, 100)])
+    assert ran == [*systems, *reversed(systems)]
+    assert [row["whole_s"] for row in rows] == [3.5, 3.5, 3.5]
