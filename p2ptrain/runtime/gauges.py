@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 WINDOW = 16
 """Steps that are remembered. Fewer: chance decides; more: changes are seen late."""
 
+TRIMMED = 4
+"""Of so many steps or more the longest one counts as the second longest: once another process had
+the core. Otherwise one step of sixteen, twice as long, would look as if four of ten were long."""
+
 AVERAGES, FEW, ENOUGH_S = 8, 3, 1.0
 """Averages that are remembered: so many of the last ones, but only a few where those took long
 enough. On a link that has become slow each lasts long, and eight would be seen late."""
@@ -63,9 +67,13 @@ class Gauges:
     async def measure(self) -> Measured:
         """All of it."""
         steps = list(self._steps)  # the trainer's thread may append
+        if len(steps) > 1 and self._made <= WINDOW:
+            del steps[0]  # the first one of all: memory is touched, kernels are chosen
         if not steps:
             return Measured()
-        computed = [compute_s for compute_s, _ in steps]
+        computed = sorted(compute_s for compute_s, _ in steps)
+        if len(computed) >= TRIMMED:
+            computed[-1] = computed[-2]
         size_bytes = 4 * self._driver.replica.model_size
         losses = list(self._losses)
         return Measured(

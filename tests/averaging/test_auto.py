@@ -28,7 +28,7 @@ from p2ptrain.averaging.auto.costs import (
 )
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 from p2ptrain.errors import ConfigError
-from p2ptrain.runtime.gauges import RANKS
+from p2ptrain.runtime.gauges import RANKS, Gauges
 from p2ptrain.sim.faults import SlowDown
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer
@@ -232,6 +232,18 @@ def test_a_loss_that_rises_brings_no_swarm_to_an_outer_optimizer_and_may_lead_aw
     assert not found.candidate.has_outer
 
 
+def test_a_swarm_does_not_begin_to_wait_for_a_peer_of_which_it_has_heard_nothing():
+    """Four of eight have not ended their first step: it lasts 0.4 s or longer, and perhaps 2 s."""
+    peers = [Load(step_s=s, samples=8, model_s=0.001) for s in (0.1,) * 4 + (0.4,) * 4]
+    late = Fleet(peers=peers, unlike=True)
+    found = decide(candidate("eager"), late)
+    assert found is not None
+    assert found.candidate.now == "dear"
+    assert decide(candidate("eager"), replace(late, unheard=4)) is None
+    waits = decide(candidate("allreduce"), replace(HOMES, unheard=1, unlike=True))
+    assert waits is not None, "it waits for it already"
+
+
 # --- reports --------------------------------------------------------------------------------------
 
 MEASURED = Measured(step_s=0.1, spread_s=0.01, samples=8, model_s=0.02, apart=0.003, loss=2.5)
@@ -274,6 +286,7 @@ def test_a_peer_that_has_not_reported_is_as_slow_as_it_is_late():
     fleet = fleet_of(reports, 5.7)
     assert fleet is not None
     assert fleet.peers[3].step_s == pytest.approx(0.7)
+    assert fleet.unheard == 1
 
 
 def test_a_peer_that_falls_silent_is_as_slow_as_that_unless_one_report_may_be_lost():
@@ -360,6 +373,32 @@ def test_with_unlike_data_it_begins_with_what_no_slow_peer_holds_up_if_it_may():
     assert "Eager" in begins("")
     assert "Eager" in begins("allreduce, eager")
     assert "AllReduce" in begins("allreduce, dear")
+
+
+# --- a peer's measurements ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "mean_s", "spread_s"),
+    [
+        ((0.3,), 0.3, 0.0),
+        ((0.3, 0.1), 0.1, 0.0),
+        ((0.1, 2.0), 2.0, 0.0),
+        ((0.3, 0.1, 0.1, 0.1, 0.5), 0.1, 0.0),
+        ((0.1, *(0.1, 0.3) * 8), 0.2, 0.1),
+    ],
+    ids=["one", "the first warms up", "it has become slow", "once the core was away", "it wavers"],
+)
+async def test_steps_are_measured_without_the_first_and_one_that_another_process_held_up(
+    steps_s: Sequence[float], mean_s: float, spread_s: float
+):
+    world = await build(2, "auto")
+    gauges = Gauges(world.peers[P[0]].driver)
+    for compute_s in steps_s:
+        gauges.record("step", compute_s=compute_s, samples=8, loss=None)
+    measured = await gauges.measure()
+    assert (measured.step_s, measured.spread_s) == pytest.approx((mean_s, spread_s), abs=1e-9)
+    await world.close()
 
 
 # --- a swarm --------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ class Fleet:
     factors: Mapping[int, float] = field(default_factory=dict)
     """By rank, the share of a gradient's numbers that its factors have; not known: all of them."""
     loss_rises: bool = False
+    unheard: int = 0
+    """Peers that have not reported yet. They are as slow as they are late, and perhaps slower."""
 
     @property
     def slowest_link_s(self) -> Seconds:

@@ -4,7 +4,8 @@ A report is a few whole numbers. A peer that has been silent for longer than one
 explain counts as computing for all that time; where all peers wait for all, this holds only until
 its first report. Once most of the swarm has reported, `decide` ranks all candidates (`costs.py`)
 and proposes the best one if it is worth a `margin` more than the present one: a measurement that
-wavers changes nothing.
+wavers changes nothing. While a peer has not reported, only a bound of its steps is known, and the
+swarm does not begin to wait for it.
 """
 
 import math
@@ -165,7 +166,8 @@ class Reports:
             else:
                 may_wait = present.waits == "all"  # its silence may be that of another peer
                 loads.append(_load(report.measured, 0.0 if may_wait else report.silent_s(now)))
-        fleet = Fleet(peers=loads, apart=apart, unlike=unlike, factors=factors)
+        unheard = len(trainees) - len(known)
+        fleet = Fleet(peers=loads, apart=apart, unlike=unlike, factors=factors, unheard=unheard)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
             return fleet
@@ -204,6 +206,8 @@ def decide(
         margin: a change must be worth so much more: 0.15 is 15 %.
         among: what this swarm may have.
     """
+    if fleet.unheard and now.waits != "all":
+        among = [one for one in among if one.waits != "all"]
     if not among:
         return None
     rises = rises and now.averages == "models" and fleet.apart * drift(now, fleet) > APART / 4
