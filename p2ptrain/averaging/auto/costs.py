@@ -89,7 +89,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All peers that train."""
+    """Peers that train."""
 
     peers: Sequence[Load]
     apart: float = 0
@@ -100,7 +100,7 @@ class Fleet:
     """By rank, the share of a gradient's numbers that its factors have; not known: all of them."""
     loss_rises: bool = False
     unheard: int = 0
-    """Peers that have not reported yet. They are as slow as they are late, and perhaps slower."""
+    """Further ones, of which nothing is known yet."""
 
     @property
     def slowest_link_s(self) -> Seconds:

@@ -4,8 +4,8 @@ A report is a few whole numbers. A peer that has been silent for longer than one
 explain counts as computing for all that time; where all peers wait for all, this holds only until
 its first report. Once most of the swarm has reported, `decide` ranks all candidates (`costs.py`)
 and proposes the best one if it is worth a `margin` more than the present one: a measurement that
-wavers changes nothing. While a peer has not reported, only a bound of its steps is known, and the
-swarm does not begin to wait for it.
+wavers changes nothing. A peer that has not reported yet may be slow by any factor. Where no peer
+waits for it, it counts for nothing, and the swarm does not begin to wait for it.
 """
 
 import math
@@ -143,7 +143,7 @@ class Reports:
         unlike: bool,
         factors: Mapping[int, float] = NONE_KNOWN,
     ) -> Fleet | None:
-        """All that train; None while fewer than half of them, or fewer than two, have reported.
+        """Those that train; None while fewer than half of them, or fewer than two, have reported.
 
         Args:
             trainees: all that train.
@@ -158,15 +158,15 @@ class Reports:
         if 2 * len(known) < len(trainees) or len(known) < 2:
             return None
         usual = sorted(known, key=lambda one: one.step_s)[len(known) // 2]
-        loads = []
+        loads, all_wait = [], present.waits == "all"
         for peer in trainees:
             report = self.last.get(peer)
-            if report is None:
+            if report:  # while all wait for all, its silence may be that of another peer
+                silent_s = 0.0 if all_wait else report.silent_s(now)
+                loads.append(_load(report.measured, silent_s))
+            elif all_wait:
                 loads.append(_load(usual, now - self.since))
-            else:
-                may_wait = present.waits == "all"  # its silence may be that of another peer
-                loads.append(_load(report.measured, 0.0 if may_wait else report.silent_s(now)))
-        unheard = len(trainees) - len(known)
+        unheard = len(trainees) - len(loads)
         fleet = Fleet(peers=loads, apart=apart, unlike=unlike, factors=factors, unheard=unheard)
         distances = sorted(one.apart for one in known if one.apart)
         if not distances or present.averages == "gradients":
@@ -206,7 +206,7 @@ def decide(
         margin: a change must be worth so much more: 0.15 is 15 %.
         among: what this swarm may have.
     """
-    if fleet.unheard and now.waits != "all":
+    if fleet.unheard:
         among = [one for one in among if one.waits != "all"]
     if not among:
         return None
