@@ -138,6 +138,20 @@ def test_late_gradients_teach_less_the_more_of_them_there_are():
     assert taught[0].teaches == candidate("eager").teaches, "none is late"
 
 
+def test_a_gradient_that_is_late_by_a_part_of_a_step_counts_as_that_part():
+    usual = EQUAL.peers[0]
+
+    def taught(slower: Load) -> float:
+        fleet = replace(EQUAL, peers=[*[usual] * 3, slower], unlike=True)
+        assert price(candidate("eager"), fleet).samples_per_s > 200
+        return price(candidate("eager"), fleet).teaches
+
+    assert taught(replace(usual, step_s=0.12)) > 0.7
+    assert taught(replace(usual, step_s=0.2)) < 0.3
+    assert taught(replace(usual, spread_s=0.01)) > 0.8
+    assert taught(replace(usual, step_s=0.106, spread_s=0.024)) > 0.7, "once it took 0.2 s"
+
+
 def test_means_that_are_rare_teach_less_but_not_behind_an_outer_optimizer():
     peer = HOMES.peers[0]
     few, many = [replace(HOMES, peers=[replace(peer, model_s=s)] * 4) for s in (8, 40)]

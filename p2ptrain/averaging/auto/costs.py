@@ -29,8 +29,9 @@ have come apart is what it measures. Where the loss rises that is not believed, 
 
 Where half of the peers wait for no one else, gradients of the others are late. They are right for a
 model that has moved on: with a share s of them, 1 / (1 + (s / `LATE`)^2) is left of what is
-learned. A peer is late if its step takes longer than the median one, by more than equal peers'
-steps differ (`EQUALLY_FAST`); of steps that vary, as often as a normal distribution says.
+learned. One that is late by less than a median step counts as that part of one (measured, one of 4
+peers 1.2 and 1.5 times slower: nothing was lost; twice: much). Steps that vary are late by what a
+normal distribution says.
 """
 
 import math
@@ -61,9 +62,6 @@ LATE = 0.12
 """At this share of late gradients half of what is learned is lost (from the same runs: at 0.08
 nothing was lost, at 0.25 and more much)."""
 
-EQUALLY_FAST = 1.1
-"""Steps of so many times the median one are not longer, as far as measurements can tell."""
-
 UNLIKE = 0.2
 """Of what is learned, the share that means of models keep where peers have unlike data (measured,
 one of 4 peers four times slower: of 3.3 times the samples per second nothing was left)."""
@@ -71,6 +69,8 @@ one of 4 peers four times slower: of 3.3 times the samples per second nothing wa
 FIRST = "ad_psgd fragment_s=1"
 """What a swarm begins with, before its links are measured: no average takes much longer than a
 second. Where a model moves within a second, averages are of whole models."""
+
+USUAL = NormalDist()
 
 Waits = Literal["all", "half", "group", "none"]
 
@@ -275,16 +275,22 @@ def _late_share(fleet: Fleet) -> float:
     """Of all gradients, how many come too late where half of the peers do not wait."""
     median_s = median_low(peer.step_s for peer in fleet.peers)
     made = [peer.samples / max(peer.step_s, median_s) for peer in fleet.peers]
-    than_s = EQUALLY_FAST * median_s
-    late = [_is_longer(peer, than_s) * one for peer, one in zip(fleet.peers, made, strict=True)]
+    late = [_rounds_late(peer, median_s) * one for peer, one in zip(fleet.peers, made, strict=True)]
     return sum(late) / sum(made)
 
 
-def _is_longer(peer: Load, than_s: Seconds) -> float:
-    """The probability that a step of a peer takes longer."""
+def _rounds_late(peer: Load, round_s: Seconds) -> float:
+    """How late a gradient of this peer is on average, where one counts for no more than a round."""
+    return (_excess_s(peer, round_s) - _excess_s(peer, 2 * round_s)) / round_s
+
+
+def _excess_s(peer: Load, over_s: Seconds) -> Seconds:
+    """The mean of what a step takes beyond so many seconds; shorter ones take nothing beyond."""
+    longer_s = peer.step_s - over_s
     if peer.spread_s <= 0:
-        return float(peer.step_s > than_s)
-    return NormalDist(peer.step_s, peer.spread_s).cdf(2 * peer.step_s - than_s)
+        return max(0.0, longer_s)
+    deviations = longer_s / peer.spread_s
+    return longer_s * USUAL.cdf(deviations) + peer.spread_s * USUAL.pdf(deviations)
 
 
 def _transfer_updates(candidate: Candidate, fleet: Fleet, most_s: Seconds = math.inf) -> float:
