@@ -19,7 +19,7 @@ WINDOW = 16
 
 TRIMMED = 4
 """Of so many steps or more the longest one counts as the second longest: once another process had
-the core. Otherwise one step of sixteen, twice as long, would look as if four of ten were long."""
+the core. Otherwise one long step would look like a peer whose steps vary."""
 
 AVERAGES, FEW, ENOUGH_S = 8, 3, 1.0
 """Averages that are remembered: so many of the last ones, but only a few where those took long
