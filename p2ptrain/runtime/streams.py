@@ -77,6 +77,11 @@ class Streams:
         """All streams have, and so all members have the result; how long it took."""
         self.means_may_leave = asyncio.Event()
         """Set: what this member has reduced goes out to the others."""
+        self.hands_out = 1.0
+        """How many whole vectors leave the member that sends the most results, and at least 1. Who
+        has all waits `most_s` for each: transports take megabytes for every member at once, which
+        then share one link, and nobody is told how far they are.
+        """
         self.due = 0
         """Parts of the result that are yet to come."""
         self.scope = Scope()
@@ -118,7 +123,9 @@ class Streams:
         while True:
             is_met = len(self._met) == len(self.others)
             waits_s = self.stall_s if is_met else self.arrival_s
-            allowed_s = max(self.stall_s, self.most_s if self.has_all.is_set() else waits_s)
+            if self.has_all.is_set():
+                waits_s = self.most_s * self.hands_out
+            allowed_s = max(self.stall_s, waits_s)
             if self.silent_s >= allowed_s:
                 why = f"nothing has moved for {self.silent_s:.1f} s"
                 self.scope.fail(GroupBroken(Outcome.LATE, why))

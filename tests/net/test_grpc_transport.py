@@ -20,7 +20,7 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net import grpc_link, grpc_transport, wire
-from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
+from p2ptrain.net.grpc_config import CHUNKS_KEEPALIVE_MS, GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import translate
 from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.grpc_transport import GrpcTransport
@@ -462,6 +462,12 @@ def test_servers_expect_at_least_twice_the_pings_that_clients_send():
         assert 2 * allowed <= max(2, options["grpc.keepalive_time_ms"])
         assert options["grpc.keepalive_permit_without_calls"] == 1
         assert options["grpc.http2.max_pings_without_data"] == 0
+
+
+@pytest.mark.parametrize("carries_chunks", [False, True])
+def test_no_probe_of_the_bandwidth_closes_a_connection_before_its_chunks_have_moved(carries_chunks):
+    options = dict(channel_arguments(GrpcConfig(), carries_chunks=carries_chunks))
+    assert options["grpc.http2.ping_timeout_ms"] == CHUNKS_KEEPALIVE_MS
 
 
 async def test_an_idle_connection_with_eager_keepalive_is_not_closed_for_too_many_pings(silent):
