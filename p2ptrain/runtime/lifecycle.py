@@ -42,8 +42,9 @@ from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.live_settings import check_algorithm, check_serves
-from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
+from p2ptrain.runtime.silence import ATTEMPTS, FailuresInARow
 
 LOOKS_AGAIN_S: Seconds = 5.0
 """Most of what a peer waits for is news; that one is gone for long is a matter of time."""
@@ -189,6 +190,15 @@ class PeerLifecycle:
             return ""
         return f"{stop.seconds:g} s are over"
 
+    def _end_if_in_vain(self) -> None:
+        """Averages fail one after the other: beyond its time a trainer waits for no further one.
+
+        Where all average in each step they end together, with an average; here there is none.
+        """
+        if self._is_over and self.driver.me.phase is Phase.TRAINING and not self.why_stopped:
+            limit_s = self.config.stop.seconds
+            self.stop(f"{limit_s:g} s are over, and none of the last {ATTEMPTS} averages succeeded")
+
     # --- from the first word to the last ----------------------------------------------------------
 
     async def listen(self, transport: Transport, metrics: Metrics) -> Address:
@@ -197,6 +207,7 @@ class PeerLifecycle:
         Raises ConfigError if the address to listen on is not available.
         """
         config, environment, algorithm = self.config, self.environment, self.algorithm
+        metrics = TeeMetrics(FailuresInARow(self._end_if_in_vain), metrics)
         driver = Driver(
             config, environment, algorithm, self.replica, transport, metrics, self.owners
         )

@@ -62,7 +62,8 @@ class StopConfig:
     """Samples of the whole swarm."""
 
     seconds: Seconds | None = None
-    """Seconds from this peer's first step."""
+    """Seconds from this peer's first step. Where all average in each step they end with the next
+    average, all at once; where none succeeds any more, each ends by itself."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("samples", "seconds") if getattr(self, name) is not None]

@@ -6,12 +6,14 @@ before the first success, for `LEAST_S`. Time counts only while the peer is watc
 trains, and there is somebody to average with.
 
 A silence is reported when it begins and when it ends, and not in between. `Silence` decides;
-`Watch` feeds it with the records of a driver, and records what it says.
+`Watch` feeds it with the records of a driver, and records what it says. `FailuresInARow` ends what
+would wait for an average for ever.
 """
 
 import asyncio
 import re
 from collections import Counter, deque
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ INTERVALS = 31
 """Intervals in the median."""
 
 ATTEMPTS = 9
-"""Failed attempts that are considered for the reason."""
+"""Failed attempts that are considered for the reason, and after which more are in vain."""
 
 _VARIES = re.compile(r"\d+(\.\d+)? s\b|#[\d.]+")
 """What differs between two sentences that state one reason: durations and tickets."""
@@ -145,3 +147,18 @@ class Watch:
     def _tell(self, said: str) -> None:
         if said:
             self._driver.metrics.record("warning", text=said, silent=self._silence.is_silent)
+
+
+class FailuresInARow:
+    """Implements `Metrics`; calls `are_many` at each failure from the `ATTEMPTS`-th in a row on."""
+
+    def __init__(self, are_many: Callable[[], None]) -> None:
+        self._are_many = are_many
+        self._count = 0
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        if kind != "group" or fields["outcome"] in NO_FAILURE:
+            return
+        self._count = 0 if fields["outcome"] == "done" else self._count + 1
+        if self._count >= ATTEMPTS:
+            self._are_many()

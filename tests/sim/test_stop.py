@@ -1,12 +1,17 @@
 """Where swarms end that are to train so many samples: near that number, whoever is slow."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.settings import StopConfig
+from p2ptrain.runtime.silence import ATTEMPTS
+from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
@@ -113,4 +118,38 @@ async def test_a_peer_that_loads_its_model_for_long_counts_from_when_it_trains()
     await run._train(newcomer)
     await training
     assert run.trained == pytest.approx(600, rel=NEAR)
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "parameter_server", "local_sgd"])
+async def test_where_no_average_succeeds_trainers_that_wait_for_one_end_soon_after_their_time(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+):
+    """They tried version 0 again and again: all agree to end in an average, and there was none."""
+
+    async def fail(_: Exchange) -> None:
+        await asyncio.sleep(5.0)
+        raise GroupBroken(Outcome.LATE, "nothing has moved for 5.0 s")
+
+    monkeypatch.setattr(Exchange, "run", fail)
+    world = await build(
+        3, algorithm, equal=True, **({"period": 1} if algorithm == "local_sgd" else {})
+    )
+    ended_at: list[Seconds] = []
+
+    async def train(peer: SimPeer) -> None:
+        peer.lifecycle.config = replace(peer.lifecycle.config, stop=StopConfig(seconds=60.0))
+        peer.lifecycle.begin()
+        while not peer.lifecycle.should_stop:
+            await peer.pass_through(0.1, lambda: None)
+            await peer.boundary.step(1, None, peer.replica.descend)
+        ended_at.append(asyncio.get_running_loop().time())
+        await peer.boundary.end()
+
+    async with asyncio.timeout(600):
+        await world.run(train)
+    assert min(ended_at) > 60.0
+    assert max(ended_at) < 60.0 + ATTEMPTS * 10.0
+    whys = {peer.lifecycle.why_stopped for peer in world.peers.values()}
+    assert "60 s are over, and none of the last 9 averages succeeded" in whys
     await world.close()
