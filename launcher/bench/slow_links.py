@@ -92,6 +92,11 @@ class Attempt:
 # --- one peer, in a process of its own ------------------------------------------------------------
 
 
+def has_begun(record: Json) -> bool:
+    """Whether a group has formed and contributed, or it is a push, which needs no group."""
+    return bool(record["snapshot_s"] > 0 or record["weight"] is not None)
+
+
 def _live(
     algorithm: str, case: Case, rank: int, port: int, addresses: Sequence[str]
 ) -> list[Attempt]:
@@ -119,7 +124,7 @@ def _live(
             time.sleep(case.step_s)
             peer.step()
     silences = sum(bool(record.get("silent")) for record in metrics.of("warning"))
-    formed = [record for record in metrics.of("group") if record["snapshot_s"] > 0]
+    formed = [record for record in metrics.of("group") if has_begun(record)]
     return [
         Attempt(
             algorithm,

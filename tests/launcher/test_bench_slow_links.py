@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from p2plab.bench import slow_links
-from p2plab.bench.slow_links import Attempt, Case, claims_of, picture, row_of, tables
+from p2plab.bench.slow_links import (
+    Attempt,
+    Case,
+    claims_of,
+    has_begun,
+    picture,
+    row_of,
+    tables,
+)
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import draw, printed
@@ -30,6 +38,13 @@ def test_a_row_counts_the_groups_of_its_algorithm_and_size():
     assert (row["median_s"], row["silent_peers"]) == (30.0, 1)
     assert row["failures"] == ["p1 is broken"]
     assert not claims_of([row])[0]["holds"]
+
+
+def test_groups_that_have_formed_and_pushes_count():
+    """Under `sgp` there were only pushes, and so no row that could hold."""
+    assert has_begun({"snapshot_s": 0.01, "weight": None})
+    assert has_begun({"snapshot_s": 0.0, "weight": 0.5})
+    assert not has_begun({"snapshot_s": 0.0, "weight": None})
 
 
 def test_no_group_at_all_is_no_success():
