@@ -21,9 +21,9 @@ CHUNKS_KEEPALIVE_MS = 120_000
 slow link both queue behind megabytes of chunks. Too short: connections in use are closed; too long:
 connections to a dead peer stay open. (A group detects a silent member by itself.)
 
-gRPC probes the bandwidth, too, whenever data comes (`ping_timeout_ms`, 60 s unless it is set), and
-closes a connection whose answer is late: one server that sent 4 MB each to three peers over 1
-Mbit/s never finished an average."""
+On all connections gRPC probes the bandwidth, too, whenever data comes (`ping_timeout_ms`, 60 s
+unless it is set), and closes one whose answer is late: a server that sent 4 MB each to three peers
+over 1 Mbit/s never finished an average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

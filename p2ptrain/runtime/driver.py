@@ -7,7 +7,7 @@ the simulator, the same code in both. What differs comes in as ports: the `Trans
 """
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -121,6 +121,8 @@ class Driver:
         self.dealing: DataDealing | None = None
         """Of this peer's data, if they are dealt."""
         self.stopping = False
+        self.in_vain: Callable[[], object] = lambda: None
+        """Called at a failure where none of the last averages succeeded (`silence.py`)."""
         self.failure: BaseException | None = None  # the trainer gets it where it waits, or next
         self.refused = ""  # whom we have refused last, and why
         self.contract = Contract(self.name, config, self.algorithm, self.replica, wire.PROTOCOL)

@@ -307,8 +307,9 @@ class BucketExchange:
         self._missing = [due[cut] for cut in range(len(self._cuts))]
         self._cast = loop.create_future()  # our ballot, if we reduce anything
         if not direct:  # else vectors are short
-            most = max(sum(chunk.span.size for chunk in own) for own in self._chunks.values())
-            exchange.hands_out = max(exchange.hands_out, (count - 1) * most / size)
+            weights = exchange.shards or (1,) * count
+            most = max(weights) / sum(weights)
+            exchange.hands_out = max(exchange.hands_out, (count - 1) * most)
         exchange.due += len(owners) + len(self._mine)
         if direct and self.ballots:
             exchange.due += len(exchange.others)

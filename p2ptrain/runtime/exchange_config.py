@@ -68,7 +68,8 @@ class ExchangeConfig:
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
     enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
-    end a group at once, silent ones within seconds (`core/repair.py`)."""
+    end a group at once, silent ones within seconds (`core/repair.py`). A member that has all of the
+    result waits so long for each whole vector that one member hands out."""
 
     link_mbit: int = 0
     """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce

@@ -42,9 +42,9 @@ from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.live_settings import check_algorithm, check_serves
-from p2ptrain.runtime.metrics import Metrics, TeeMetrics
+from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
-from p2ptrain.runtime.silence import ATTEMPTS, FailuresInARow
+from p2ptrain.runtime.silence import ATTEMPTS
 
 LOOKS_AGAIN_S: Seconds = 5.0
 """Most of what a peer waits for is news; that one is gone for long is a matter of time."""
@@ -207,10 +207,10 @@ class PeerLifecycle:
         Raises ConfigError if the address to listen on is not available.
         """
         config, environment, algorithm = self.config, self.environment, self.algorithm
-        metrics = TeeMetrics(FailuresInARow(self._end_if_in_vain), metrics)
         driver = Driver(
             config, environment, algorithm, self.replica, transport, metrics, self.owners
         )
+        driver.in_vain = self._end_if_in_vain
         self.driver, self.boundary = driver, Boundary(driver)
         resumes = await self._find_checkpoint()
         if self.dealing:

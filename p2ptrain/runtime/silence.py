@@ -6,14 +6,12 @@ before the first success, for `LEAST_S`. Time counts only while the peer is watc
 trains, and there is somebody to average with.
 
 A silence is reported when it begins and when it ends, and not in between. `Silence` decides;
-`Watch` feeds it with the records of a driver, and records what it says. `FailuresInARow` ends what
-would wait for an average for ever.
+`Watch` feeds it with the records of a driver, and records what it says.
 """
 
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +78,11 @@ class Silence:
         """An attempt failed; usual reasons (a busy partner) rank behind all others."""
         self._failures.append((why, is_usual))
 
+    @property
+    def is_in_vain(self) -> bool:
+        """Of the last `ATTEMPTS` none has succeeded, and no partner was only busy."""
+        return len(self._failures) == ATTEMPTS and not any(usual for _, usual in self._failures)
+
     def ask(self, now: Seconds, doing: str) -> str:
         """The report of a silence, or nothing; `doing` is what the peer does (``trains``)."""
         if self._since is None or self.deadline is None or now < self.deadline:
@@ -121,6 +124,8 @@ class Watch:
         elif kind == "group":
             is_usual = fields["outcome"] in NO_FAILURE
             self._silence.failed(fields["reason"] or fields["outcome"], is_usual=is_usual)
+            if self._silence.is_in_vain:
+                self._driver.in_vain()
 
     def look(self) -> None:
         """Count time only while the trainer trains and there is somebody to average with."""
@@ -147,18 +152,3 @@ class Watch:
     def _tell(self, said: str) -> None:
         if said:
             self._driver.metrics.record("warning", text=said, silent=self._silence.is_silent)
-
-
-class FailuresInARow:
-    """Implements `Metrics`; calls `are_many` at each failure from the `ATTEMPTS`-th in a row on."""
-
-    def __init__(self, are_many: Callable[[], None]) -> None:
-        self._are_many = are_many
-        self._count = 0
-
-    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        if kind != "group" or fields["outcome"] in NO_FAILURE:
-            return
-        self._count = 0 if fields["outcome"] == "done" else self._count + 1
-        if self._count >= ATTEMPTS:
-            self._are_many()

@@ -80,7 +80,7 @@ class Streams:
         self.hands_out = 1.0
         """How many whole vectors leave the member that sends the most results, and at least 1. Who
         has all waits `most_s` for each: transports take megabytes for every member at once, which
-        then share one link, and nobody is told how far they are.
+        then share one link, and their sender does not learn how far they are.
         """
         self.due = 0
         """Parts of the result that are yet to come."""

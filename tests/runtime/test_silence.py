@@ -115,3 +115,15 @@ def test_a_silence_ends_when_nobody_is_left_to_average_with(silence):
     silence.ask(LEAST_S, "trains")
     assert silence.watch(40.0, counts=False) == "p03 stops averaging after 40 s"
     assert not silence.is_silent
+
+
+def test_attempts_are_in_vain_when_none_of_the_last_succeeded_and_none_was_only_busy(silence):
+    for _ in range(ATTEMPTS - 1):
+        silence.failed("p1 is broken", is_usual=False)
+    assert not silence.is_in_vain
+    silence.failed("p1 is broken", is_usual=False)
+    assert silence.is_in_vain
+    silence.failed("p2 is busy", is_usual=True)
+    assert not silence.is_in_vain
+    silence.succeeded(1.0)
+    assert not silence.is_in_vain

@@ -128,7 +128,7 @@ async def test_where_no_average_succeeds_trainers_that_wait_for_one_end_soon_aft
     """They tried version 0 again and again: all agree to end in an average, and there was none."""
 
     async def fail(_: Exchange) -> None:
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(5.0)  # of virtual time
         raise GroupBroken(Outcome.LATE, "nothing has moved for 5.0 s")
 
     monkeypatch.setattr(Exchange, "run", fail)
