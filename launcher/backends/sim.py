@@ -60,6 +60,9 @@ SLICES_PER_STEP = 2
 PEERS_PER_SLICE = 256
 """Larger worlds are polled less often, since reading the records of all peers takes time."""
 
+CLEAN_UP_S: Seconds = 60.0
+"""The world's time for what peers do when they are cancelled."""
+
 CALLBACKS = 100_000
 """After this many callbacks, a few seconds of real time, the display needs an update."""
 
@@ -169,11 +172,12 @@ class SimFleet:
         return {"seed": self._seed, "trace_hash": self._world.trace.hash}
 
     def stop(self, grace_s: Seconds) -> None:
-        """Ask all peers to leave, let the world run for `grace_s`, then end it."""
+        """Ask all peers to leave, paused ones too, let the world run for `grace_s`, then end it."""
         if self._loop.is_closed():
             return
         try:
             end = self.now() + grace_s
+            self._loop.run_until_complete(self._end_pauses())
             for peer in self._living():
                 peer.stop("asked to end by the launcher")
             while not self._was_interrupted and self._living() and self.now() < end:
@@ -301,6 +305,9 @@ class SimFleet:
         elif self._away.get(name):
             self._returning[name] = asyncio.create_task(self._come_back(name))
 
+    async def _end_pauses(self) -> None:
+        self._world.faults.end_pauses()
+
     async def _come_back(self, name: PeerId) -> None:
         """Start a peer again once its last process has ended."""
         await asyncio.wait([self._world.lives[name].task])
@@ -344,10 +351,12 @@ class _Bell:
 
 
 async def _cancel_all() -> None:
+    """Cancel all tasks; of an interrupted world some may not notice, and are left after a while."""
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in left:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    if left:
+        await asyncio.wait(left, timeout=CLEAN_UP_S)
 
 
 Train = Callable[[RunConfig, Metrics, int], LivingPeer]

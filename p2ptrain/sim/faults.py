@@ -262,6 +262,11 @@ class ActiveFaults:
         self._active.remove(fault)
         self._enforce(fault)
 
+    def end_pauses(self) -> None:
+        """Let all peers go on: a paused one can neither leave nor clean up."""
+        for fault in [one for one in self._active if isinstance(one, Pause)]:
+            self.revert(fault)
+
     def renew(self, peer: PeerId) -> None:
         """`peer` has a new process: its machine is as slow as before, and its clock as wrong."""
         for fault in self._active:

@@ -16,6 +16,7 @@ import pytest
 
 from p2plab.backends.sim import SLICE_S, SimBackend, SimFleet
 from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
+from p2plab.faults import FaultPlan
 from p2plab.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training_config import TrainingConfig
@@ -315,6 +316,19 @@ def test_a_world_that_was_interrupted_is_not_asked_to_go_on(tmp_path):
     assert [status.state for status in fleet.poll()] == ["lost"] * 3
 
 
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "wagma", "allreduce"])
+def test_a_world_that_is_interrupted_while_a_peer_is_paused_ends_all_the_same(tmp_path, algorithm):
+    chosen = faulty(FaultConfig(kind="pause", peers=(1,), at_s=1))
+    fleet = fleet_of(tmp_path, chosen, algorithm)
+    fleet.let_pass(None)
+    assert fleet.apply(FaultPlan(chosen.faults).instances[0])
+    fleet._loop.call_later(SLICE_S / 2, signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.let_pass(None)
+    fleet.stop(8.0)
+    assert {status.state for status in fleet.poll()} == {"lost"}
+
+
 def test_a_run_that_does_not_end_is_ended_by_the_worlds_clock(tmp_path):
     chosen = priced(limit_s=3.0, stop=StopConfig(samples=10**9))
     run = Run(chosen, "ad_psgd", tmp_path / "ad_psgd", FakeEvaluator())
@@ -423,6 +437,14 @@ def test_who_is_paused_or_slow_does_less(tmp_path):
     assert sorted(set(gaps(folder, "p00"))) == [1, 11]
     assert set(gaps(folder, "p01")) >= {1, 5}
     assert set(gaps(folder, "p02")) == {1}
+
+
+@pytest.mark.parametrize("stop", [StopConfig(seconds=5.0), StopConfig(samples=2_000)])
+def test_who_is_paused_for_ever_is_noted_and_the_training_of_the_others_counts(tmp_path, stop):
+    run = executed(tmp_path, faulty(FaultConfig(kind="pause", peers=(1,), at_s=1), stop=stop))
+    assert [status.state for status in run.statuses] == ["ended"] * 3
+    assert "p01 did not end within 30 s of the others" in run.notes
+    assert len(records(tmp_path / "ad_psgd", "p00", "step")) > 20
 
 
 def test_who_is_cut_off_is_gone_for_the_others_and_comes_back(tmp_path):
