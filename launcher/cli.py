@@ -64,17 +64,16 @@ def run(
     from p2plab.scenario import load_scenario, smallest, with_changes
 
     asked = [name.strip() for name in algorithms.split(",") if name.strip()]
+    loaded = load_scenario(scenario)
+    loaded, too_long = smallest(loaded, peers) if quick else (loaded, ())
     chosen, left_out = with_changes(
-        load_scenario(scenario),
+        loaded,
         algorithms=asked,
-        peers=peers,
+        peers=None if quick else peers,
         seed=seed,
         samples=samples,
         gradients=gradients,
     )
-    if quick:
-        chosen, too_long = smallest(chosen)
-        left_out += too_long
     chosen.check_algorithms()
     place = load_backend(backend, hosts)
     from p2plab.harness.claims import do_all_hold
@@ -83,7 +82,7 @@ def run(
     folder = Path("runs", chosen.name) if out is None else out
     comparison = run_lab(
         chosen,
-        left_out,
+        (*too_long, *left_out),
         place,
         backend,
         folder,

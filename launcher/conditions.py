@@ -181,10 +181,12 @@ class FaultConfig:
             raise ConfigError(f"{self}: peers = {list(self.peers)} must be ranks, from 0")
         if (self.at_s is None) == (self.at_step is None):
             raise ConfigError(f"{self}: give exactly one of at_s and at_step")
-        for name in ("at_s", "at_step"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"{self}: {name} = {value} must be a number, 0 or more")
+        if self.at_s is not None and not 0 <= self.at_s < float("inf"):
+            raise ConfigError(f"{self}: at_s = {self.at_s} must be a number, 0 or more")
+        if self.at_step is not None and self.at_step < 1:
+            raise ConfigError(
+                f"{self}: at_step = {self.at_step} must be 1 or more; at_s = 0 is the first step"
+            )
         if self.for_s is not None and not 0 < self.for_s < float("inf"):
             raise ConfigError(
                 f"{self}: for_s = {self.for_s} must be a number above 0; leave it out if it is not "

@@ -31,6 +31,7 @@ model and the mean::
 Legend of shapes: ``M`` numbers of a model, ``P`` peers.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Target:
     def __post_init__(self) -> None:
         if self.accuracy is not None and not 0 < self.accuracy <= 1:
             raise ConfigError(f"target accuracy = {self.accuracy} must be above 0 and at most 1")
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise ConfigError(f"target loss = {self.loss} must be a finite number")
 
     def is_reached(self, point: CurvePoint) -> bool:
         """True if a target was set and `point` meets it."""

@@ -24,7 +24,7 @@ from p2plab.results import (
     write_down,
 )
 from p2plab.run import run_scenario, seeded
-from p2plab.scenario import LeftOut, Scenario, with_changes
+from p2plab.scenario import LeftOut, Scenario, with_changes, without_claims_about
 from p2ptrain.errors import ConfigError
 
 
@@ -56,7 +56,9 @@ def run_lab(
         if ui_listen is not None:
             url, place, clicked = stack.enter_context(open_page(place, ui_listen))
             console.print(Text(f"live page: {url}"))
-        left_out = [*left_out, *unchecked, *without, *place.check(chosen)]
+        changed = place.check(chosen)
+        chosen, unclear = without_claims_about(chosen, changed)
+        left_out = [*left_out, *unchecked, *without, *changed, *unclear]
         stack.enter_context(_prepared(folder))  # last: a mistake costs no earlier results
         write_down(chosen, folder)
         by_seed: list[Finished] = []

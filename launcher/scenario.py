@@ -43,7 +43,7 @@ seeds, one after the other, and figures are means.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from p2plab.harness.claims import Claim
 from p2ptrain import named
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.live_settings import check_serves, check_view
@@ -229,8 +229,7 @@ class Scenario(RunConfig):
                 f"stands_for = {self.stands_for} needs gradients = true: steps that are only "
                 "priced have numbers that stand for many anyway"
             )
-        if self.snapshot_every_s <= 0:
-            raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
+        check_above_0("", self, "snapshot_every_s", "limit_s")
         folders = {folder_of_algorithm(Path(), name) for name in self.algorithms}
         if not self.algorithms or len(folders) != len(self.algorithms):
             raise ConfigError(
@@ -243,12 +242,19 @@ class Scenario(RunConfig):
             )
         for fault in self.faults:
             self._check_ranks(str(fault), fault.peers)
+        self._check_partitions()
         for device in self.devices:
             self._check_ranks("devices", device.peers)
         for overlay in self.overlays:
             self._check_ranks("[[overlays]]", overlay.ranks, "ranks")
-        if 0 in self.late:
+        joins = [rank for fault in self.faults if fault.kind == "join" for rank in fault.peers]
+        if 0 in joins:
             raise ConfigError("fault 'join': peer 0 is the first, and cannot come later")
+        if twice := [rank for rank in self.late if joins.count(rank) > 1]:
+            raise ConfigError(
+                f"fault 'join': peer {twice[0]} joins twice; it can leave for a while (for_s) and "
+                "come back"
+            )
         for one in self.compare:
             self._check_is_compared(one.name, "[[compare]]")
         kinds = [self.settings_of(name).algorithm for name in self.algorithms]
@@ -257,7 +263,8 @@ class Scenario(RunConfig):
         for claim in self.claims:
             self._check_claim(claim)
         for name in self.algorithms:
-            self.configs(name, Path())  # so that a wrong overlay is found now
+            for config in self.configs(name, Path()):  # so that a wrong overlay is found now
+                _check_has_no_secret(config)
 
     def _check_ranks(self, what: str, ranks: tuple[int, ...], key: str = "peers") -> None:
         if max(ranks) >= self.peers:
@@ -265,6 +272,14 @@ class Scenario(RunConfig):
                 f"{what}: {key} = {list(ranks)}: "
                 f"there are {self.peers} peers, ranks 0 to {self.peers - 1}"
             )
+
+    def _check_partitions(self) -> None:
+        for fault in self.faults:
+            if fault.kind == "partition" and len(set(fault.peers)) == self.peers:
+                raise ConfigError(
+                    f"{fault}: peers = {list(fault.peers)} are all; name those that are on one "
+                    "side, or give each a partition of its own"
+                )
 
     def _check_claim(self, claim: Claim) -> None:
         if claim.metric not in METRICS and not claim.metric.startswith(RECALL):
@@ -342,10 +357,10 @@ class Scenario(RunConfig):
 
     def configs(self, name: str, folder: Path) -> tuple[RunConfig, ...]:
         """One configuration per peer, without addresses; their files go to `folder`."""
-        one = self.settings_of(name)
+        one, names = self.settings_of(name), peer_names(self.peers)
         values = {key.name: getattr(self, key.name) for key in dataclasses.fields(RunConfig)}
         values |= {
-            "name": "",
+            "name": names[0],
             "algorithm": one.algorithm,
             "algorithm_options": one.options,
             "together": self.peers - len(self.late),
@@ -356,8 +371,7 @@ class Scenario(RunConfig):
         }
         shared = changed(RunConfig(**values), one.peer, f"[[compare]] {one.name!r}")
         configs = [
-            dataclasses.replace(shared, name=peer, rank=rank)
-            for rank, peer in enumerate(peer_names(self.peers))
+            dataclasses.replace(shared, name=peer, rank=rank) for rank, peer in enumerate(names)
         ]
         for device in self.devices:
             for rank in device.peers if device.device else ():
@@ -377,6 +391,15 @@ def _check_is_ours(name: str, config: RunConfig, setting: str) -> None:
         raise ConfigError(
             f"{name}: {setting} is for algorithms of p2ptrain; set it in the [[compare]] entries "
             "of those"
+        )
+
+
+def _check_has_no_secret(config: RunConfig) -> None:
+    """The settings of a run are in its report, which is passed on."""
+    if config.network.token:
+        raise ConfigError(
+            "token: a scenario is part of the report of its run, and would give it away; write it "
+            "to a file, and give network.token_file"
         )
 
 
@@ -484,12 +507,50 @@ class LeftOut:
     what: str
     why: str
 
+    of: frozenset[str] = frozenset()
+    """The algorithms that run without it, if others differ from them in it: no claim about them
+    can be checked."""
+
 
 def ways_left_out(scenario: Scenario, why: str, only: str) -> tuple[LeftOut, ...]:
     """The settings of transports that a run cannot follow, in which all travels by `only`."""
-    ways = {scenario.configs(name, Path())[0].network.data for name in scenario.algorithms}
-    asked = sorted(ways - {only, GrpcConfig().data})
-    return tuple(LeftOut(f"network.data = {way!r}", why) for way in asked)
+    ways: dict[str, set[str]] = {}
+    for name in scenario.algorithms:
+        ways.setdefault(scenario.configs(name, Path())[0].network.data, set()).add(name)
+    asked = sorted(ways.keys() - {only, GrpcConfig().data})
+    return tuple(
+        LeftOut(f"network.data = {way!r}", why, _differing(scenario, ways[way])) for way in asked
+    )
+
+
+def checkpoints_left_out(scenario: Scenario, why: str) -> tuple[LeftOut, ...]:
+    """The checkpoints of a run that writes none."""
+    with_some = {
+        name
+        for name in scenario.algorithms
+        if any(config.checkpoint for config in scenario.configs(name, Path()))
+    }
+    return (LeftOut("checkpoint", why, _differing(scenario, with_some)),) if with_some else ()
+
+
+def _differing(scenario: Scenario, names: Set[str]) -> frozenset[str]:
+    """These algorithms, unless they are all there are: then nothing differs."""
+    return frozenset(names if len(names) < len(scenario.algorithms) else ())
+
+
+def without_claims_about(
+    scenario: Scenario, left_out: Iterable[LeftOut]
+) -> tuple[Scenario, tuple[LeftOut, ...]]:
+    """The scenario without the claims about algorithms that run without a part of it."""
+    reasons = {
+        claim: f"{part.what} is left out: {part.why}"
+        for part in left_out
+        for claim in scenario.claims
+        if part.of & set(claim.algorithms)
+    }
+    kept = tuple(claim for claim in scenario.claims if claim not in reasons)
+    gone = tuple(LeftOut(claim.text, why) for claim, why in reasons.items())
+    return dataclasses.replace(scenario, claims=kept), gone
 
 
 QUICK_PEERS, QUICK_STEPS, QUICK_STEP_MS = 16, 4, 10
@@ -533,9 +594,12 @@ def with_changes(
     return altered, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
 
 
-def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
-    """The smallest form of a scenario, which shows that it runs, and what is left out of it."""
-    peers = min(scenario.peers, QUICK_PEERS)
+def smallest(scenario: Scenario, peers: int | None = None) -> tuple[Scenario, tuple[LeftOut, ...]]:
+    """The smallest form of a scenario, which shows that it runs, and what is left out of it.
+
+    With `peers`, one of so many if that is small.
+    """
+    peers = min(scenario.peers if peers is None else peers, QUICK_PEERS)
     training, pace = scenario.training, scenario.pace
     samples = QUICK_STEPS * peers * training.batch_size
     warmup = min(training.warmup_samples, samples // 2)
@@ -544,6 +608,7 @@ def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
     overlays = tuple(one for one in scenario.overlays if max(one.ranks) < peers)
     small = dataclasses.replace(
         scenario,
+        text=scenario.text if peers == scenario.peers else _of_other_peers(scenario, peers),
         peers=peers,
         seeds=1,
         training=dataclasses.replace(training, warmup_samples=warmup),

@@ -15,7 +15,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from p2plab.backends.base import PeerStatus
@@ -206,7 +206,9 @@ class RealFleet(ABC):
             pace = dataclasses.replace(config.pace, slowdown_file=slowed)
             config = dataclasses.replace(config, pace=pace)
         file = self._file(rank, ".toml")
-        config = dataclasses.replace(config, out=self._where(file.parent))
+        out = self._where(file.parent)
+        checkpoint = str(PurePath(out) / config.checkpoint) if config.checkpoint else ""
+        config = dataclasses.replace(config, out=out, checkpoint=checkpoint)
         file.write_text(to_toml(config), encoding="utf-8")
         peer_process.starts += 1
         peer_process.is_late = self.started_at is not None

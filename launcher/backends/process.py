@@ -89,6 +89,7 @@ class ProcessBackend:
                 f"{scenario.name} is to run without gradients, but processes compute what they "
                 "train on; use --backend sim"
             )
+        _check_ports(scenario)
         why = "behind the cables that faults of the network need, all travels by gRPC"
         return ways_left_out(scenario, why, "grpc") if _needs_cables(scenario) else ()
 
@@ -274,6 +275,19 @@ def can_fork(command: Sequence[str]) -> bool:
     from p2ptrain.compute.devices import accelerators  # imports torch
 
     return not accelerators().count
+
+
+def _check_ports(scenario: Scenario) -> None:
+    """Raises ConfigError if a port is given to two peers of this machine."""
+    for name in scenario.algorithms:
+        configs = scenario.configs(name, Path())
+        for key in ("metrics_port", "ui_port"):
+            ports = [port for config in configs if (port := getattr(config, key))]
+            if twice := [port for port in ports if ports.count(port) > 1]:
+                raise ConfigError(
+                    f"{key} = {twice[0]} is given to {ports.count(twice[0])} peers of one machine; "
+                    "write 0 for a free port of each, or give it to one by [[overlays]]"
+                )
 
 
 def _needs_cables(scenario: Scenario) -> bool:

@@ -22,7 +22,7 @@ from p2plab.backends.ring import SPEC, ring_s
 from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance, left_of
-from p2plab.scenario import LeftOut, Scenario, ways_left_out
+from p2plab.scenario import LeftOut, Scenario, checkpoints_left_out, ways_left_out
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.tasks import IndexedTask, Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
@@ -94,7 +94,8 @@ class SimBackend:
                     "say with pace.stragglers who is slow, or use --backend docker"
                 )
         why = "a simulation prices no transport, only the [link]"
-        return ways_left_out(scenario, why, GrpcConfig().data)
+        ways = ways_left_out(scenario, why, GrpcConfig().data)
+        return (*ways, *checkpoints_left_out(scenario, "a simulation writes none"))
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""

@@ -55,6 +55,10 @@ class Claim:
     def __post_init__(self) -> None:
         if self.at_least is None and self.at_most is None:
             raise ConfigError(f"claim {self.text!r}: give at_least, at_most or both")
+        for name in ("at_least", "at_most", "published"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                value = getattr(self, name)
+                raise ConfigError(f"claim {self.text!r}: {name} = {value} must be a finite number")
         if self._least > self._most:
             raise ConfigError(
                 f"claim {self.text!r}: at_least = {self.at_least:g} is above "

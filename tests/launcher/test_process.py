@@ -353,6 +353,12 @@ def test_external_baselines_have_no_cables_to_cut():
         ProcessBackend().check(scenario(algorithms=("ddp", "ad_psgd"), faults=(partition,)))
 
 
+def test_a_port_is_not_given_to_two_peers_of_this_machine():
+    with pytest.raises(ConfigError, match="metrics_port = 9000 is given to 2 peers of one machine"):
+        ProcessBackend().check(scenario(metrics_port=9000))
+    assert not ProcessBackend().check(scenario(metrics_port=0))
+
+
 def test_an_unknown_backend_is_refused_with_those_there_are():
     assert known_backends() == ("process", "docker", "ray", "ssh", "sim")
     with pytest.raises(ConfigError, match="unknown backend 'dokcer'; there are: process"):

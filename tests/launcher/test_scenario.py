@@ -1,19 +1,25 @@
+import math
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from p2plab.backends.sim import SimBackend
+from p2plab.conditions import FaultConfig
 from p2plab.consensus import Target
 from p2plab.scenario import (
     BUNDLED,
+    Compared,
     LeftOut,
     Scenario,
     bundled_scenarios,
+    checkpoints_left_out,
     load_scenario,
     peer_names,
     smallest,
     ways_left_out,
     with_changes,
+    without_claims_about,
 )
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
@@ -185,6 +191,84 @@ def test_ways_that_nobody_asked_for_are_not_called_left_out():
 
     assert left_out() == left_out(data="grpc") == ()
     assert left_out(data="sockets") == (LeftOut("network.data = 'sockets'", "all travels by gRPC"),)
+
+
+def test_a_claim_about_a_way_that_is_not_taken_is_not_applicable():
+    transports = load_scenario("transports")
+    left_out = ways_left_out(transports, "all travels by gRPC", only="grpc")
+    kept, gone = without_claims_about(transports, left_out)
+    assert kept.claims == ()
+    assert {one.why for one in gone} == {
+        "network.data = 'memory' is left out: all travels by gRPC",
+        "network.data = 'sockets' is left out: all travels by gRPC",
+    }
+
+
+def test_a_claim_stays_where_all_algorithms_run_without_the_same_thing():
+    same = scenario(network=GrpcConfig(data="sockets"), checkpoint="cp", claims=(claim(),))
+    left_out = (*ways_left_out(same, "why", only="grpc"), *checkpoints_left_out(same, "why"))
+    assert [one.what for one in left_out] == ["network.data = 'sockets'", "checkpoint"]
+    assert without_claims_about(same, left_out) == (same, ())
+
+
+def test_a_simulation_says_that_it_writes_no_checkpoints_and_checks_no_claim_about_them():
+    one = Compared(name="ad_psgd", peer={"checkpoint": "cp"})
+    pace = StepTiming(min_step_ms=10)
+    some = scenario(compare=(one,), pace=pace, claims=(claim(of="ad_psgd", over="allreduce"),))
+    left_out = SimBackend().check(some)
+    assert [one.what for one in left_out] == ["checkpoint"]
+    assert without_claims_about(some, left_out)[0].claims == ()
+
+
+def test_every_peer_of_a_scenario_can_write_checkpoints():
+    configs = scenario(checkpoint="cp", resume=True).configs("ad_psgd", Path())
+    assert [config.checkpoint for config in configs] == ["cp"] * len(configs)
+
+
+def test_the_smallest_form_says_of_how_many_peers_it_is():
+    thousand = load_scenario("thousand")
+    assert smallest(thousand)[0].text == (
+        "thousand is written for 1024 peers, and this is a run of 16"
+    )
+    small = smallest(load_scenario("one_slow"), 10**11)[0]
+    assert (small.peers, small.text) == (
+        16,
+        "one_slow is written for 4 peers, and this is a run of 16",
+    )
+    assert smallest(load_scenario("one_slow"))[0].text == load_scenario("one_slow").text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"token": "swarm-abc"}, "give network.token_file"),
+        ({"network": GrpcConfig(token="swarm-abc")}, "give network.token_file"),
+        ({"limit_s": math.nan}, "limit_s = nan must be above 0"),
+        (
+            {"faults": (FaultConfig(kind="partition", peers=(0, 1), at_s=1),)},
+            "name those that are on one side",
+        ),
+        (
+            {"faults": (FaultConfig(kind="join", peers=(1, 1), at_s=1),)},
+            "peer 1 joins twice",
+        ),
+    ],
+)
+def test_what_cannot_work_or_would_give_a_secret_away_is_refused(wrong, says):
+    assert says in refused(lambda: scenario(**wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Target(loss=math.nan),
+        lambda: claim(at_least=math.nan),
+        lambda: claim(published=math.inf),
+        lambda: FaultConfig(kind="crash", peers=(1,), at_step=0),
+    ],
+)
+def test_a_number_that_is_none_is_refused(wrong):
+    assert "must be" in refused(wrong)
 
 
 def test_what_the_command_line_does_not_change_stays():
@@ -392,3 +476,10 @@ def test_every_folder_of_the_code_comes_with_the_package():
         for file in (path.relative_to(root) for path in (root / top).rglob("__init__.py"))
     }
     assert found == set(listed)
+
+
+def test_every_published_figure_of_a_simulation_is_bounded_on_both_sides():
+    for name in bundled_scenarios():
+        for one in load_scenario(name).claims:
+            if one.published is not None:
+                assert None not in (one.at_least, one.at_most), f"{name}: {one.text}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from p2plab.scenario import BY_THE_LAB, Scenario
+from p2plab.scenario import BY_THE_LAB, METRICS, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.documented import texts_of
 from tests.tidy.generate_algorithm_pages import markdown
@@ -46,6 +46,10 @@ swarm, within 2 % or one batch of each peer, whichever is more
 **Other peers, shorter runs.** Under another number of peers than the file's (`--peers`) and with
 `--quick` the claims of a scenario are not applicable, and the run says so. `--quick` leaves out
 faults and devices too: it takes a few steps of each of at most 16 peers, to see that they run.
+
+**What a claim can be about.** The `metric` of one of `[[claims]]` is one of these, a dot leading
+into an object: {metrics}. Of a task with classes also `final.recall.3`: the fraction of class 3
+that was found. `_s` is seconds; bytes are those that a peer sent.
 """
 
 
@@ -57,12 +61,12 @@ def page() -> str:
         for f in dataclasses.fields(RunConfig)
         if f.name not in (*BY_THE_LAB, *Scenario.__annotations__)
     ]
-    lab = ", ".join(f"`{key}`" for key in BY_THE_LAB)
+    lab, metrics = (", ".join(f"`{key}`" for key in keys) for keys in (BY_THE_LAB, METRICS))
     sections = [
         *_sections("At the top", "", Scenario, own),
         *_sections("`[peer]`", "peer.", RunConfig, peer),
     ]
-    return "\n\n".join([INTRODUCTION.format(lab=lab).strip(), *sections]) + "\n"
+    return "\n\n".join([INTRODUCTION.format(lab=lab, metrics=metrics).strip(), *sections]) + "\n"
 
 
 def _sections(
