@@ -219,7 +219,8 @@ class Run:
         """Its figures would be compared with those of runs that ended where they were to."""
         asked, done = self.scenario.stop.samples, self.samples
         batches = self.scenario.peers * self.scenario.training.batch_size
-        if asked and done - asked > max(EQUAL * asked, batches):
+        is_at_target = self.scenario.target.stops and self.curve.time_to_target_s is not None
+        if asked and not is_at_target and abs(done - asked) > max(EQUAL * asked, batches):
             self.notes.append(f"trained {done:,} samples where {asked:,} were asked for")
 
     def _must_end(self) -> bool:

@@ -43,6 +43,7 @@ seeds, one after the other, and figures are means.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +230,9 @@ class Scenario(RunConfig):
                 f"stands_for = {self.stands_for} needs gradients = true: steps that are only "
                 "priced have numbers that stand for many anyway"
             )
-        check_above_0("", self, "snapshot_every_s", "limit_s")
+        check_above_0("", self, "snapshot_every_s")
+        if not 0 <= self.limit_s < math.inf:
+            raise ConfigError(f"limit_s = {self.limit_s} must be a number, 0 or more")
         folders = {folder_of_algorithm(Path(), name) for name in self.algorithms}
         if not self.algorithms or len(folders) != len(self.algorithms):
             raise ConfigError(

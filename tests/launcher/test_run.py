@@ -152,9 +152,14 @@ def test_a_run_that_nobody_survives_is_an_error(folder):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"), [(128, []), (16, ["trained 128 samples where 16 were asked for"])]
+    ("asked", "said"),
+    [
+        (128, []),
+        (16, ["trained 128 samples where 16 were asked for"]),
+        (1_000, ["trained 128 samples where 1,000 were asked for"]),
+    ],
 )
-def test_a_run_that_trained_more_than_it_was_to_says_so(folder, asked, said):
+def test_a_run_that_trained_more_or_less_than_it_was_to_says_so(folder, asked, said):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
     assert execute(folder, fleet, stop=StopConfig(samples=asked)).notes == said

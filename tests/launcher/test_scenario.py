@@ -243,7 +243,7 @@ def test_the_smallest_form_says_of_how_many_peers_it_is():
     [
         ({"token": "swarm-abc"}, "give network.token_file"),
         ({"network": GrpcConfig(token="swarm-abc")}, "give network.token_file"),
-        ({"limit_s": math.nan}, "limit_s = nan must be above 0"),
+        ({"limit_s": math.nan}, "limit_s = nan must be a number, 0 or more"),
         (
             {"faults": (FaultConfig(kind="partition", peers=(0, 1), at_s=1),)},
             "name those that are on one side",
