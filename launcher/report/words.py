@@ -3,6 +3,7 @@
 Sentences are generated from the figures of the run and claim no more than these show.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 
@@ -270,7 +271,9 @@ def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
 def command(scenario: Scenario, backend: str) -> str:
     """The command that repeats the run, from the scenario beside the report."""
     names = ",".join(scenario.algorithms)
-    return f"p2plab run scenario.toml --backend {backend} --algorithms {names}"
+    return shlex.join(
+        ("p2plab", "run", "scenario.toml", "--backend", backend, "--algorithms", names)
+    )
 
 
 def simulated(summaries: Sequence[Json]) -> str:

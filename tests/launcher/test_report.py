@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import pytest
@@ -278,6 +279,24 @@ def test_claims_that_were_left_out_are_named(tmp_path):
     left_out = [LeftOut("faster still", "ripples did not run")]
     page = Page(render(chosen, finished, comparison, MACHINE, left_out))
     assert "Left out, since ripples did not run: faster still" in page.text
+
+
+def test_the_command_that_repeats_a_run_can_be_pasted():
+    run_again = words.command(scenario(algorithms=("equal", "by speed")), "sim")
+    assert shlex.split(run_again)[-2:] == ["--algorithms", "equal,by speed"]
+
+
+def test_a_column_of_the_table_is_called_what_its_caption_explains(tmp_path):
+    _, page = page_of(tmp_path, 2, seconds=4.0)
+    assert "loss consensus distance averages per peer" in page.text
+    assert "disagreement" not in page.text
+
+
+def test_every_row_of_a_table_has_a_cell_under_each_heading(tmp_path):
+    text, _ = page_of(tmp_path, 2, seconds=4.0)
+    for table in re.findall(r"<thead>.*?</tbody>", text, re.DOTALL):
+        headings, *rows = [len(re.findall("<t[hd][ >]", row)) for row in table.split("</tr>")[:-1]]
+        assert set(rows) == {headings}, table
 
 
 def test_arriving_and_parting_are_no_events_but_losing_a_peer_is_one_for_all_who_saw_it(tmp_path):
