@@ -127,8 +127,8 @@ def compare_runs(
     one: Annotated[Path, typer.Argument(help="The folder of a run.")],
     other: Annotated[Path, typer.Argument(help="The folder of another run.")],
 ) -> None:
-    """Show the figures of two runs beside each other."""
-    from p2plab.results import print_beside  # torch
+    """Show the figures of two runs beside each other, and in what else the two differ."""
+    from p2plab.side_by_side import print_beside  # torch
 
     print_beside((one, other))
 

@@ -15,6 +15,7 @@ from p2plab.evaluate import TaskEvaluator
 from p2plab.harness.claims import Json
 from p2plab.live import open_display
 from p2plab.page import ClickedFaults, WatchedDisplay, open_page
+from p2plab.result_files import check_has_results
 from p2plab.results import (
     Finished,
     folder_of,
@@ -60,7 +61,7 @@ def run_lab(
         chosen, unclear = without_claims_about(chosen, changed)
         left_out = [*left_out, *unchecked, *without, *changed, *unclear]
         stack.enter_context(_prepared(folder))  # last: a mistake costs no earlier results
-        write_down(chosen, folder)
+        write_down(chosen, folder, left_out)
         by_seed: list[Finished] = []
         why_partial = ""
         try:
@@ -86,6 +87,7 @@ def report_lab(folder: Path) -> None:
     Raises:
         ConfigError: if the folder holds no results, or a run writes to it.
     """
+    check_has_results(folder)  # before a lock is left in it
     with _locked(folder):
         finished, comparison, left_out = present_again(folder)
     _report(Console(highlight=False), finished, comparison, left_out, folder)

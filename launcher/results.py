@@ -1,19 +1,16 @@
 """Present the results of a run, and read them again from its folder.
 
-A run writes ``scenario.toml`` before its first algorithm starts, and ``summary.json`` and
-``curve.json`` of each algorithm as soon as it has ended. So whatever ends a run, Ctrl-C, an error
-or a lost backend, the algorithms that ended keep their table, report and pictures; these say that
-they are *partial*, and why.
+A run writes ``scenario.toml`` and ``begun.json`` (what it leaves out, and where it runs) before its
+first algorithm starts, and ``summary.json`` and ``curve.json`` of each algorithm as soon as it has
+ended. So whatever ends a run, Ctrl-C, an error or a lost backend, the algorithms that ended keep
+their table, report and pictures; these say that they are *partial*, and why. After a kill
+`present_again` makes them; why it was killed nobody could write down.
 """
 
-import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from p2plab.backends.base import PeerStatus
 from p2plab.collect import write_json
@@ -23,13 +20,13 @@ from p2plab.harness.claims import Json
 from p2plab.machine import describe_machine
 from p2plab.plot import plot_comparison
 from p2plab.report import write_report
+from p2plab.result_files import Beginning, Point, Summary, no_results, read_json
 from p2plab.run import Run, seeded
 from p2plab.scenario import (
     LeftOut,
     Scenario,
     folder_of_algorithm,
     load_scenario,
-    metric_of,
     with_changes,
 )
 from p2ptrain.errors import ConfigError, P2PTrainError
@@ -37,30 +34,25 @@ from p2ptrain.errors import ConfigError, P2PTrainError
 Finished = list[tuple[Run, Json]]
 """The algorithms of one seed that ended, each with its summary."""
 
-_FIGURES = {
-    "samples per second": ("samples_per_s", ",.0f"),
-    "seconds to the target": ("time_to_target_s", ".1f"),
-    "accuracy": ("final.accuracy", ".4f"),
-    "loss": ("final.loss", ".4f"),
-    "consensus distance": ("final.consensus_distance", ".3g"),
-    "averages per peer": ("averages_per_peer", ",.0f"),
-    "failed share": ("failed_share", ".1%"),
-    "seconds of the run": ("wall_s", ".1f"),
-}
-
 
 def folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:
     """The first seed's results are where those of a single seed are; others have subfolders."""
     return folder if one.seed == whole.seed else folder / "seeds" / str(one.seed)
 
 
-def write_down(scenario: Scenario, folder: Path) -> None:
-    """Write what is about to run, and take away what an earlier run of it yielded."""
+def write_down(scenario: Scenario, folder: Path, left_out: Sequence[LeftOut]) -> None:
+    """Write what is about to run and what is not; take away what an earlier run of it yielded."""
     for one in seeded(scenario):
         for algorithm in scenario.algorithms:
             place = folder_of_algorithm(folder_of(one, scenario, folder), algorithm)
             (place / "summary.json").unlink(missing_ok=True)
+    write_json(folder / "begun.json", _beginning(left_out, describe_machine()))
     (folder / "scenario.toml").write_text(scenario.written(), encoding="utf-8")
+
+
+def _beginning(left_out: Sequence[LeftOut], machine: Json) -> Json:
+    told = [{"what": one.what, "why": one.why} for one in left_out]
+    return {"left_out": told, "machine": machine}
 
 
 def why_it_ended(error: BaseException) -> str:
@@ -100,9 +92,10 @@ def present(
     missing = [name for name in scenario.algorithms if name not in shown.algorithms]
     said = (*left_out, *unchecked, *(LeftOut(name, why_partial) for name in missing))
     comparison = compare(shown, means([[summary for _, summary in one] for one in whole]))
+    comparison |= {"peers": shown.peers, "backend": first[0][1]["backend"]}
     comparison["partial"] = _partial(scenario, whole, why_partial)
-    comparison["left_out"] = [{"what": one.what, "why": one.why} for one in left_out]
-    comparison["machine"] = machine
+    comparison["why_partial"] = why_partial or None
+    comparison |= _beginning(left_out, machine)
     write_json(folder / "comparison.json", comparison)
     plot_comparison(folder / "comparison.png", shown, [run for run, _ in first])
     write_report(folder / "report.html", shown, first, comparison, machine, said)
@@ -121,30 +114,45 @@ def present_again(folder: Path) -> tuple[Finished, Json, tuple[LeftOut, ...]]:
     """Make comparison, picture and report again from the summaries and records in `folder`.
 
     Raises:
-        ConfigError: if it holds no run, or no algorithm of the run has ended.
+        ConfigError: if no algorithm of the run in it has ended, or a file is damaged.
     """
-    if not (folder / "scenario.toml").exists():
-        raise ConfigError(f"{folder} holds no run: there is no scenario.toml in it")
     scenario = load_scenario(str(folder / "scenario.toml"))
     by_seed = [_read_seed(one, folder_of(one, scenario, folder)) for one in seeded(scenario)]
     if not by_seed[0]:
-        raise ConfigError(f"{folder} holds no results: no algorithm has a summary.json yet")
-    before = _read_json(folder / "comparison.json") or {}
+        raise no_results(folder)
+    before = _said_before(folder)
     is_whole = all(len(one) == len(scenario.algorithms) for one in by_seed)
+    why_partial = before.get("why_partial") or "the run ended before all had"
     comparison, left_out = present(
         folder,
         scenario,
         by_seed,
         [LeftOut(**one) for one in before.get("left_out", ())],
         machine=before.get("machine"),
-        why_partial="" if is_whole else "the run ended before all had",
+        why_partial="" if is_whole else why_partial,
     )
     return by_seed[0], comparison, left_out
 
 
+def _said_before(folder: Path) -> Json:
+    """What the run said of itself at its end, or else at its beginning; a damaged file is none."""
+    for name in ("comparison.json", "begun.json"):
+        with suppress(ConfigError):
+            found: Json | None = read_json(folder / name, Beginning, "")
+            if found is not None:
+                return found
+    return {}
+
+
+_RUN_AGAIN = "run the scenario again"
+
+
 def _read_seed(scenario: Scenario, folder: Path) -> Finished:
     places = {name: folder_of_algorithm(folder, name) for name in scenario.algorithms}
-    found = {name: _read_json(place / "summary.json") for name, place in places.items()}
+    found = {
+        name: read_json(place / "summary.json", Summary, _RUN_AGAIN)
+        for name, place in places.items()
+    }
     return [
         (_read_run(scenario, name, places[name], summary), summary)
         for name, summary in found.items()
@@ -156,10 +164,17 @@ def _read_run(scenario: Scenario, algorithm: str, folder: Path, summary: Json) -
     """A run that is over, as its records and results say."""
     run = Run(scenario, algorithm, folder)
     run.statuses = [PeerStatus(p["peer"], p["state"], p["why"]) for p in summary["peers"]]
+    if len(run.statuses) != len(run.histories):
+        raise ConfigError(
+            f"{folder}/summary.json is of {len(run.statuses)} peers and scenario.toml of "
+            f"{len(run.histories)}; {_RUN_AGAIN}"
+        )
     for history, status in zip(run.histories, run.statuses, strict=True):
         history.read()
         history.close(lost=status.state == "lost")
-    curve = json.loads((folder / "curve.json").read_text(encoding="utf-8"))
+    curve = read_json(folder / "curve.json", list[Point], _RUN_AGAIN)
+    if curve is None:
+        raise ConfigError(f"{folder} has a summary.json and no curve.json; {_RUN_AGAIN}")
     run.curve.points = [_point(point) for point in curve]
     run.notes = list(summary["notes"])
     run.notes += [
@@ -178,58 +193,3 @@ def _point(point: Json) -> CurvePoint:
 
 
 _POINT_NUMBERS = ("loss", "consensus_distance")
-
-
-def print_beside(folders: Sequence[Path]) -> None:
-    """Print the figures of two runs beside each other, algorithm by algorithm.
-
-    Raises:
-        ConfigError: if a folder holds no comparison, or both have no algorithm in common.
-    """
-    console = Console(highlight=False)
-    first, second = (_comparison(folder) for folder in folders)
-    rows = {row["algorithm"]: row for row in second["rows"]}
-    common = [row for row in first["rows"] if row["algorithm"] in rows]
-    if not common:
-        raise ConfigError(f"{folders[0]} and {folders[1]} have no algorithm in common")
-    for one, folder in zip((first, second), folders, strict=True):
-        note = f" ({one['partial']})" if one.get("partial") else ""
-        console.print(f"{folder}: {one['scenario']}{note}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", style="bold", no_wrap=True)
-    table.add_column("")
-    for heading in (folders[0].name, folders[1].name, "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in common:
-        name, beside = row["algorithm"], rows[row["algorithm"]]
-        for what, (metric, form) in _FIGURES.items():
-            values = [metric_of(one, metric) for one in (row, beside)]
-            if any(value is not None for value in values):
-                table.add_row(name, what, *_cells(values, form))
-                name = ""  # it stands in the first line of its figures
-        table.add_section()
-    console.print(table)
-
-
-def _cells(values: Sequence[float | None], form: str) -> list[str]:
-    before, after = values
-    ratio = after / before if before and after is not None else None
-    cells = ["-" if value is None else format(value, form) for value in values]
-    return [*cells, "-" if ratio is None else f"{ratio:.2f}"]
-
-
-def _comparison(folder: Path) -> Json:
-    found: Json | None = _read_json(folder / "comparison.json")
-    if found is None:
-        raise ConfigError(f"{folder} holds no comparison; p2plab report {folder} makes it")
-    return found
-
-
-def _read_json(path: Path) -> Json | None:
-    try:
-        found: Json = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
-    return found

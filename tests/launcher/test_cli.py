@@ -76,7 +76,7 @@ def test_check_exits_with_3_when_a_claim_does_not_hold(p2plab, scenario):
 def test_a_claim_that_cannot_be_checked_is_left_out_and_said_to_be(p2plab, scenario):
     code, out, _ = p2plab("run", str(scenario), "--algorithms", "allreduce", "--check")
     assert code == 0
-    assert "not applicable, since not all of ad_psgd and allreduce ran" in " ".join(out.split())
+    assert "left out, since not all of ad_psgd and allreduce ran" in " ".join(out.split())
 
 
 class EndingBackend(ProcessBackend):
@@ -111,13 +111,13 @@ def test_whatever_ends_a_run_the_algorithms_that_ended_are_kept(
     assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce"]
     assert comparison["partial"] == f"Partial, since {why}: results of 1 of 2 algorithms only."
     assert comparison["partial"] in " ".join(out.split())
-    assert f"not applicable, since {why}: ad_psgd" in " ".join(out.split())
+    assert f"left out, since {why}: ad_psgd" in " ".join(out.split())
     assert comparison["partial"] in (folder / "report.html").read_text()
     assert (folder / "comparison.png").stat().st_size
     assert p2plab("report", str(folder))[0] == 0
     again = json.loads((folder / "comparison.json").read_text())
     assert again["rows"] == comparison["rows"]
-    assert again["partial"].startswith("Partial, since the run ended before all had")
+    assert again == comparison, "the cause as well"
 
 
 @pytest.mark.usefixtures("_fake_peers")
@@ -167,11 +167,62 @@ def test_a_folder_without_results_is_a_mistake_in_a_sentence(p2plab, scenario, t
         ("report", "nowhere"): "there is no folder nowhere; give one that a run wrote",
         ("report", "."): ". holds no run: there is no scenario.toml in it",
         ("report", "begun"): "begun holds no results: no algorithm has a summary.json yet",
+        ("report", "small.toml"): "small.toml is a file; give the folder of the run, .",
         ("compare", "begun", "."): "begun holds no comparison; p2plab report begun makes it",
     }
     for arguments, sentence in mistakes.items():
         code, _, err = p2plab(*arguments)
         assert (code, err) == (2, f"error: {sentence}\n")
+    assert not list(tmp_path.rglob(".lock")), "nothing is left where nothing was found"
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_after_a_kill_a_report_still_names_what_was_left_out(p2plab, scenario, tmp_path):
+    folder = tmp_path / "runs" / "small"
+    p2plab("run", str(scenario), "--quick")
+    before = json.loads((folder / "comparison.json").read_text())
+    for path in (folder / "comparison.json", folder / "ad_psgd" / "summary.json"):
+        path.unlink()  # as if the launcher had been killed while the second algorithm ran
+    code, out, _ = p2plab("report", "runs/small")
+    said = " ".join(out.split())
+    assert code == 0
+    assert "left out, since --quick is too small for it: gossip is three times as fast" in said
+    assert "left out, since the run ended before all had: ad_psgd" in said
+    after = json.loads((folder / "comparison.json").read_text())
+    assert after["left_out"] == before["left_out"] != []
+    (folder / "comparison.json").write_text("[]")
+    assert p2plab("report", "runs/small")[1] == out, "it is what mends a damaged one"
+
+
+@pytest.mark.usefixtures("_fake_peers")
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("curve.json", None, "{folder} has a summary.json and no curve.json"),
+        ("curve.json", "[{]", "{folder}/curve.json is damaged: Expecting property name"),
+        ("curve.json", "[{}]", "{folder}/curve.json is damaged: 0.wall_s is missing"),
+        ("summary.json", "{}", "{folder}/summary.json is damaged: algorithm is missing"),
+        ("summary.json", "[]", "{folder}/summary.json is damaged: it holds []"),
+    ],
+)
+def test_a_report_of_damaged_results_is_refused_in_a_sentence(p2plab, scenario, name, text, why):
+    p2plab("run", str(scenario))
+    folder = Path("runs/small/allreduce")
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+    code, out, err = p2plab("report", "runs/small")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {why.format(folder=folder)}")
+    assert err.endswith("; run the scenario again\n")
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_results_of_another_number_of_peers_than_the_scenario_are_refused(p2plab, scenario):
+    p2plab("run", str(scenario))
+    Path("runs/small/scenario.toml").write_text(SCENARIO.replace("peers = 2", "peers = 3"))
+    why = "runs/small/allreduce/summary.json is of 2 peers and scenario.toml of 3"
+    assert p2plab("report", "runs/small") == (2, "", f"error: {why}; run the scenario again\n")
 
 
 def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, scenario):
@@ -333,5 +384,5 @@ def test_every_bundled_scenario_runs_in_its_smallest_form(p2plab, name):
 
 def test_a_simulation_says_that_it_prices_no_transport(p2plab):
     _, out, _ = p2plab("run", "transports", "--quick", "--backend", "sim", "--no-gradients")
-    said = "not applicable, since a simulation prices no transport, only the [link]: network.data"
+    said = "left out, since a simulation prices no transport, only the [link]: network.data"
     assert said in " ".join(out.split())

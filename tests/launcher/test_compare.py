@@ -165,4 +165,4 @@ def test_the_table_shows_published_beside_measured_and_what_was_left_out():
     assert "1.5" in line
     assert "no" in line
     assert "Luo et al." in shown
-    assert "not applicable, since not all of ripples and allreduce ran: faster still" in shown
+    assert "left out, since not all of ripples and allreduce ran: faster still" in shown
