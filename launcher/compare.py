@@ -107,7 +107,7 @@ def print_comparison(console: Console, comparison: Json, left_out: Sequence[Left
         for sentence in row["silences"]:
             console.print(Text(f"{row['algorithm']}: {sentence}", style="bold red"))
     for one in left_out:
-        console.print(Text(f"left out, since {one.why}: {one.what}", style="dim"))
+        console.print(Text(str(one), style="dim"))
 
 
 def _rows_table(rows: Sequence[Json]) -> Table:

@@ -51,7 +51,7 @@ def write_down(scenario: Scenario, folder: Path, left_out: Sequence[LeftOut]) ->
 
 
 def _beginning(left_out: Sequence[LeftOut], machine: Json) -> Json:
-    told = [{"what": one.what, "why": one.why} for one in left_out]
+    told = [{"what": one.what, "why": one.why, "is_claim": one.is_claim} for one in left_out]
     return {"left_out": told, "machine": machine}
 
 

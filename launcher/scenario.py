@@ -514,6 +514,13 @@ class LeftOut:
     """The algorithms that run without it, if others differ from them in it: no claim about them
     can be checked."""
 
+    is_claim: bool = False
+    """A claim that this run cannot check, and no part of the run."""
+
+    def __str__(self) -> str:
+        """A sentence for the terminal and the report."""
+        return f"{'not applicable' if self.is_claim else 'left out'}, since {self.why}: {self.what}"
+
 
 def ways_left_out(scenario: Scenario, why: str, only: str) -> tuple[LeftOut, ...]:
     """The settings of transports that a run cannot follow, in which all travels by `only`."""
@@ -552,7 +559,7 @@ def without_claims_about(
         if part.of & set(claim.algorithms)
     }
     kept = tuple(claim for claim in scenario.claims if claim not in reasons)
-    gone = tuple(LeftOut(claim.text, why) for claim, why in reasons.items())
+    gone = tuple(LeftOut(claim.text, why, is_claim=True) for claim, why in reasons.items())
     return dataclasses.replace(scenario, claims=kept), gone
 
 
@@ -594,7 +601,9 @@ def with_changes(
         seed=scenario.seed if seed is None else seed,
         stop=scenario.stop if samples is None else StopConfig(samples=samples),
     )
-    return altered, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
+    return altered, tuple(
+        LeftOut(claim.text, why, is_claim=True) for claim, why in reasons.items() if why
+    )
 
 
 def smallest(scenario: Scenario, peers: int | None = None) -> tuple[Scenario, tuple[LeftOut, ...]]:
@@ -623,14 +632,16 @@ def smallest(scenario: Scenario, peers: int | None = None) -> tuple[Scenario, tu
         claims=(),
     )
     left_out = [f"[[devices]] of {list(device.peers)}" for device in scenario.devices]
-    left_out += [str(fault) for fault in scenario.faults] + [one.text for one in scenario.claims]
+    left_out += [str(fault) for fault in scenario.faults]
     left_out += [str(one) for one in scenario.overlays if one not in overlays]
     left_out += [
         f"[[pace.stragglers]] of {list(one.peers) or one.random_peers}"
         for one in pace.stragglers
         if one not in slow
     ]
-    return small, tuple(LeftOut(what, "--quick is too small for it") for what in left_out)
+    why = "--quick is too small for it"
+    claims = [LeftOut(claim.text, why, is_claim=True) for claim in scenario.claims]
+    return small, (*(LeftOut(what, why) for what in left_out), *claims)
 
 
 def _of_other_peers(scenario: Scenario, count: int) -> str:

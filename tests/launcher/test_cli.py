@@ -76,7 +76,7 @@ def test_check_exits_with_3_when_a_claim_does_not_hold(p2plab, scenario):
 def test_a_claim_that_cannot_be_checked_is_left_out_and_said_to_be(p2plab, scenario):
     code, out, _ = p2plab("run", str(scenario), "--algorithms", "allreduce", "--check")
     assert code == 0
-    assert "left out, since not all of ad_psgd and allreduce ran" in " ".join(out.split())
+    assert "not applicable, since not all of ad_psgd and allreduce ran" in " ".join(out.split())
 
 
 class EndingBackend(ProcessBackend):
@@ -186,7 +186,9 @@ def test_after_a_kill_a_report_still_names_what_was_left_out(p2plab, scenario, t
     code, out, _ = p2plab("report", "runs/small")
     said = " ".join(out.split())
     assert code == 0
-    assert "left out, since --quick is too small for it: gossip is three times as fast" in said
+    assert (
+        "not applicable, since --quick is too small for it: gossip is three times as fast" in said
+    )
     assert "left out, since the run ended before all had: ad_psgd" in said
     after = json.loads((folder / "comparison.json").read_text())
     assert after["left_out"] == before["left_out"] != []

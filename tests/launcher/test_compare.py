@@ -155,7 +155,7 @@ def test_the_table_shows_published_beside_measured_and_what_was_left_out():
     stated = claim(text="four times as fast", published=4.4, source="Luo et al.")
     summaries = [row("allreduce"), row("ad_psgd", samples_per_s=150.0)]
     comparison = compare(scenario(claims=(stated,)), summaries)
-    left_out = [LeftOut("faster still", "not all of ripples and allreduce ran")]
+    left_out = [LeftOut("faster still", "not all of ripples and allreduce ran", is_claim=True)]
     console = Console(width=120)
     with console.capture() as capture:
         print_comparison(console, comparison, left_out)
@@ -165,4 +165,4 @@ def test_the_table_shows_published_beside_measured_and_what_was_left_out():
     assert "1.5" in line
     assert "no" in line
     assert "Luo et al." in shown
-    assert "left out, since not all of ripples and allreduce ran: faster still" in shown
+    assert "not applicable, since not all of ripples and allreduce ran: faster still" in shown

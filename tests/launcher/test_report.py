@@ -276,9 +276,9 @@ def test_a_tile_names_what_is_compared_before_its_figure_and_after_it(tmp_path):
 
 def test_claims_that_were_left_out_are_named(tmp_path):
     chosen, finished, comparison = generate(tmp_path, 2, seconds=4.0)
-    left_out = [LeftOut("faster still", "ripples did not run")]
+    left_out = [LeftOut("faster still", "ripples did not run", is_claim=True)]
     page = Page(render(chosen, finished, comparison, MACHINE, left_out))
-    assert "Left out, since ripples did not run: faster still" in page.text
+    assert "Not applicable, since ripples did not run: faster still" in page.text
 
 
 def test_the_command_that_repeats_a_run_can_be_pasted():

@@ -160,7 +160,7 @@ def test_claims_on_algorithms_that_do_not_run_are_left_out():
     both = claim()
     changed, left_out = with_changes(scenario(claims=(alone, both)), algorithms=["allreduce"])
     assert changed.claims == (alone,)
-    assert left_out == (LeftOut(both.text, "not all of ad_psgd and allreduce ran"),)
+    assert left_out == (LeftOut(both.text, "not all of ad_psgd and allreduce ran", is_claim=True),)
 
 
 def test_claims_about_a_model_are_left_out_when_nothing_is_trained():
@@ -168,7 +168,7 @@ def test_claims_about_a_model_are_left_out_when_nothing_is_trained():
     changed, left_out = with_changes(scenario(claims=(speed, accuracy)), gradients=False)
     assert not changed.gradients
     assert changed.claims == (speed,)
-    assert left_out == (LeftOut("better", "nothing was trained"),)
+    assert left_out == (LeftOut("better", "nothing was trained", is_claim=True),)
 
 
 def test_the_smallest_form_keeps_stragglers_that_are_among_its_peers_and_says_who_is_left_out():

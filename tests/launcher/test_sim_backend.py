@@ -117,7 +117,7 @@ def test_a_scenario_gives_the_same_files_in_virtual_time(p2plab, small, tmp_path
 def test_without_gradients_only_speed_is_told(p2plab, small, tmp_path):
     code, out, _ = p2plab("run", str(small), "--backend", "sim", "--no-gradients", "--check")
     assert code == 0
-    assert "left out, since nothing was trained: and learns" in out
+    assert "not applicable, since nothing was trained: and learns" in out
     folder = tmp_path / "runs" / "small"
     summary = json.loads((folder / "ad_psgd" / "summary.json").read_text())
     assert set(summary["final"].values()) == {None}
@@ -264,7 +264,7 @@ def test_an_outsider_of_the_scenario_is_left_out_with_a_word(p2plab, small):
     small.write_text(small.read_text().replace('over = "allreduce"', 'over = "ddp"'))
     code, out, _ = p2plab("run", str(small), "--backend", "sim", "--no-gradients")
     assert code == 0
-    assert "left out, since not all of ad_psgd and ddp ran: gossip is faster" in out
+    assert "not applicable, since not all of ad_psgd and ddp ran: gossip is faster" in out
     assert "left out, since ddp cannot be simulated: ddp" in out
 
 

@@ -44,7 +44,7 @@ swarm, within 2 % or one batch of each peer, whichever is more
 ([how](membership.md#progress-of-the-whole-swarm)).
 
 **Other peers, shorter runs.** Under another number of peers than the file's (`--peers`) and with
-`--quick` the claims of a scenario are left out, and the run says so. `--quick` leaves out
+`--quick` the claims of a scenario are not applicable, and the run says so. `--quick` leaves out
 faults and devices too: it takes a few steps of each of at most 16 peers, to see that they run.
 
 **What a claim can be about.** The `metric` of one of `[[claims]]` is one of these, a dot leading
