@@ -24,7 +24,6 @@ from p2plab.plot import shown_ranks
 from p2plab.report import series, timeline, words
 from p2plab.run import Run
 from p2plab.scenario import LeftOut, Scenario
-from p2ptrain.config import to_toml
 
 BARS = 150_000
 """Steps and averages that are drawn individually, in the whole file."""
@@ -88,7 +87,7 @@ def render(
         groups=[words.groups(summary) for _, summary in finished],
         events=[words.events(run) for run in runs],
         tables=[_listed(run, summary) for run, summary in finished],
-        toml=to_toml(scenario).strip(),
+        toml=scenario.written().strip(),
         command=words.command(scenario, finished[0][1]["backend"]),
         simulated=words.simulated([summary for _, summary in finished]),
         machine=machine,
