@@ -52,6 +52,9 @@ CANDIDATES = (
     Compared(name="ad_psgd fragments", algorithm="ad_psgd", options={"fragment_s": 1}),
     Compared(name="noloco 16", algorithm="noloco", options={"period": 16}),
     Compared(name="diloco 16", algorithm="diloco", options={"period": 16}),
+    Compared(name="parameter_server"),
+    Compared(name="sgp"),
+    Compared(name="d_psgd"),
 )
 """What is simulated, beside what a scenario compares itself."""
 
@@ -148,7 +151,11 @@ def simulated(fleet: Scenario, names: Sequence[str] = (), steps: int = STEPS) ->
         stop=StopConfig(samples=steps * fleet.peers * fleet.training.batch_size),
     )
     asked = [row for name, row in rows.items() if name in names or not names]
-    return _of(base, [row for row in asked if _may_run(_of(base, [row]))])
+    why_not = {row.name: _why_not(_of(base, [row])) for row in asked}
+    able = [row for row in asked if not why_not[row.name]]
+    if not able:
+        raise ConfigError(f"none of these can train this fleet: {'; '.join(why_not.values())}")
+    return _of(base, able)
 
 
 def _of(scenario: Scenario, rows: Sequence[Compared]) -> Scenario:
@@ -156,12 +163,15 @@ def _of(scenario: Scenario, rows: Sequence[Compared]) -> Scenario:
     return dataclasses.replace(scenario, algorithms=names, compare=tuple(rows))
 
 
-def _may_run(scenario: Scenario) -> bool:
+def _why_not(scenario: Scenario) -> str:
+    """Why the one algorithm of this scenario cannot train it; empty if it can."""
     try:
         scenario.check_algorithms()
-    except ConfigError:
-        return False
-    return not load_backend("sim").refusal(scenario.compare[0].algorithm)
+    except ConfigError as error:
+        return str(error)
+    one = scenario.compare[0]
+    refusal = load_backend("sim").refusal(one.algorithm)
+    return f"{one.name} {refusal}" if refusal else ""
 
 
 def ranking(scenario: Scenario, samples: int | None) -> list[Json]:

@@ -105,7 +105,7 @@ def advise(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print it for programs.")] = False,
 ) -> None:
-    """Simulate all algorithms on a fleet, and rank them by the time they take."""
+    """Simulate the usual algorithms, and a scenario's own, on a fleet; rank them by their time."""
     from p2plab.advise import advise as give_advice  # torch
 
     names = [name.strip() for name in algorithms.split(",") if name.strip()]

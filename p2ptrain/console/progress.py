@@ -112,6 +112,11 @@ class Narrator:
                 self._warn(named(self._me, fields["text"]))
             case "step":
                 self._maybe_say_progress()
+            case "settings":
+                self._say(
+                    f"{self._me}: from now on {fields['settings']}, as {fields['by']} says: "
+                    f"{fields['why']}"
+                )
             case "ended":
                 self._say(
                     f"{self._me} has left after {fields['steps']:,} steps of "

@@ -220,6 +220,9 @@ def test_a_slow_link_is_a_reason_and_the_sentence_says_so():
     assert found is not None
     assert found.candidate.now == "ad_psgd fragment_s=1"
     assert "a model 0.33 s on a link" in found.why
+    assert found.why.startswith("ad_psgd fragment_s=1 codec=int8 should make "), (
+        "not twice one name"
+    )
 
 
 def test_a_loss_that_rises_brings_models_together():
@@ -358,6 +361,7 @@ def test_a_loss_rises_above_the_lowest_one():
     ("options", "says"),
     [
         ({"now": "auto"}, "would choose itself; name another"),
+        ({"now": "tests.helpers.mixed:Mixed"}, "is none of p2ptrain's own algorithms"),
         ({"now": "wagma tau"}, "'tau' sets nothing"),
         ({"now": "wagma taus=3"}, "no option 'taus'; did you mean 'tau'"),
         ({"among": "wagma, nothing"}, "no algorithm 'nothing'; there are: "),

@@ -79,6 +79,12 @@ def test_who_comes_and_goes_is_named_with_the_reason(training):
     assert said == f"p01: p03 is dead: {why}"
 
 
+def test_a_change_of_settings_is_said_with_the_reason(training):
+    fields = {"epoch": 2, "algorithm": "wagma", "settings": "wagma tau=5", "by": "p02"}
+    said = training.record("settings", **fields, why="steps take 0.1 to 0.4 s")
+    assert said == "p01: from now on wagma tau=5, as p02 says: steps take 0.1 to 0.4 s"
+
+
 def test_a_suspicion_that_passes_is_not_worth_a_line(training):
     assert training.record("member", member="p02", state="suspect", why="") == ""
     assert training.record("member", member="p02", state="alive", why="") == ""

@@ -1,5 +1,6 @@
 """`p2plab advise`: a fleet goes in, a ranking by expected time comes out."""
 
+import dataclasses
 import io
 import json
 
@@ -7,6 +8,7 @@ import pytest
 
 from p2plab import cli
 from p2plab.advise import CANDIDATES, fleet_of, measured, ranked, simulated
+from p2plab.scenario import Overlay, load_scenario
 from p2ptrain.errors import ConfigError
 
 
@@ -108,3 +110,16 @@ def test_beside_a_straggler_gossip_is_ranked_before_all_reduce(monkeypatch, caps
     assert (first["algorithm"], second["algorithm"]) == ("ad_psgd", "allreduce")
     assert 2.5 < second["expected_s"] / first["expected_s"] < 3.4
     assert first["expected_s"] == pytest.approx(10_000 / first["samples_per_s"])
+
+
+def test_where_no_named_algorithm_can_train_a_fleet_the_reason_is_said():
+    servers = load_scenario("one_slow")
+    only = dataclasses.replace(
+        servers,
+        algorithms=("parameter_server",),
+        overlays=(Overlay(ranks=(0,), peer={"trains": False, "serve": True}),),
+        claims=(),
+        faults=(),
+    )
+    with pytest.raises(ConfigError, match=r"none of these can train this fleet: .*trains = false"):
+        simulated(only, ["ad_psgd"])

@@ -184,6 +184,8 @@ def test_no_message_makes_a_peer_import_anything():
 
     with pytest.raises(ConfigError, match="not of a running swarm"):
         check_choice(PeerConfig(), Choice("tests.helpers.mixed:Mixed"))
+    with pytest.raises(ConfigError, match="none of p2ptrain's own algorithms"):
+        check_choice(PeerConfig(), Choice("auto", {"now": "tests.helpers.mixed:Mixed"}))
     own = PeerConfig(algorithm="tests.helpers.mixed:Mixed")
     assert check_choice(own, Choice("tests.helpers.mixed:Mixed"))
 

@@ -329,4 +329,9 @@ def period_of(trainers: Sequence[PeerId]) -> Seconds:
 def _load(now: str) -> Algorithm:
     """The algorithm of ``diloco period=16``."""
     name, *words = now.split() or [""]
+    if name not in known_algorithms():  # a change may come from the network: it imports nothing
+        raise ConfigError(
+            f"auto now = {now!r} is none of p2ptrain's own algorithms; there are: "
+            f"{', '.join(known_algorithms())}"
+        )
     return load_algorithm(name, settings_of(words))

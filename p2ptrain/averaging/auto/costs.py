@@ -138,6 +138,10 @@ class Candidate:
     """Each average moves a part of the model that takes this long; infinite: the whole model."""
     codec: str = "fp32"
 
+    def __str__(self) -> str:
+        """As `now`, with the codec if numbers do not travel as they are."""
+        return self.now if self.codec == "fp32" else f"{self.now} codec={self.codec}"
+
     @property
     def codecs(self) -> tuple[str, str]:
         """Of models, and of gradients and pseudo-gradients."""

@@ -224,8 +224,8 @@ def _why(best: Price, present: Price, fleet: Fleet, *, rises: bool) -> str:
     steps = sorted(peer.step_s for peer in fleet.peers)
     link_s = fleet.slowest_link_s
     reasons = [
-        f"{best.candidate.now} should make {best.samples_per_s:.3g} samples/s and "
-        f"{present.candidate.now} {present.samples_per_s:.3g}",
+        f"{best.candidate} should make {best.samples_per_s:.3g} samples/s and "
+        f"{present.candidate} {present.samples_per_s:.3g}",
         f"a sample teaches {best.teaches:.2f} and {present.teaches:.2f} of a synchronous one",
         f"steps take {steps[0]:.2g} to {steps[-1]:.2g} s, a model {link_s:.2g} s on a link",
     ]
