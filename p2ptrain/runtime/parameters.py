@@ -20,6 +20,10 @@ what is in any living peer's p is not lost. An update that was not answered is p
 successor; if the dead one had it and another peer has got that, it counts twice. Lost is what the
 dead server trained itself since its last answer to a peer that lives.
 
+**A server is taken for dead, and lives.** It adds what its successor has more than its own last
+answer. Of the two histories since the successor's last answer from it, a part of one is lost: at
+most an update of each peer.
+
 Legend of shapes: ``M`` numbers of a model, ``S`` of a part.
 """
 
@@ -63,7 +67,9 @@ class Parameters:
         self._versions: dict[int, int] = {}  # by part
         self._given_by: dict[int, PeerId] = {}
         self._inherited: dict[int, tuple[int, Vector]] = {}
-        """Of parts that we serve: with which version and numbers we began."""
+        """Of parts that we serve: with which version and numbers we began, or were handed last."""
+        self._answered: dict[int, tuple[set[PeerId], int, Vector]] = {}
+        """Of parts that we serve: who has got answers since, and the last of all answers."""
         self._shared: dict[PeerId, int] = {}
         """As the server of part `COUNTS`: the progress that a peer was last answered with."""
 
@@ -101,6 +107,7 @@ class Parameters:
             return
         async with host.pushes.one_at_a_time(server):
             self._inherited.pop(part, None)  # we are no server of it, or not any more
+            self._answered.pop(part, None)
             before = self._given_by.get(part, server)
             if before != server and not await self._hand_on(server, part, parts):
                 return
@@ -183,6 +190,8 @@ class Parameters:
             self._given_by[part] = host.name
             progress = self._share_progress(source, push, again=again) if part == COUNTS else None
             known_S = self._known_M[at.start : at.stop].copy()
+            answered, *_ = self._answered.get(part, (set(), 0, known_S))
+            self._answered[part] = answered | {source}, version, known_S
             return Answer(clock=version, progress=progress, vector_S=known_S)
 
     def _share_progress(self, source: PeerId, push: Push, *, again: bool) -> int:
@@ -196,13 +205,20 @@ class Parameters:
         return self._shared[source]
 
     async def take_parameters(
-        self, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
+        self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
     ) -> None:
-        """Add what is newer than what we began to serve with."""
+        """Add what is newer than what we began to serve with.
+
+        Whom we have answered since has it from us, up to our last answer at most: another server
+        went on from there, while we were taken for dead.
+        """
         host, part, at = self._host, push.part, self._span(push.part, push.parts)
         async with self._changing:
             self._serve(part, at)
             version, began_S = self._inherited[part]
+            answered, last, last_S = self._answered.get(part, (set(), version, began_S))
+            if source in answered:
+                version, began_S = last, last_S
             clock = min(push.clock, MOST_HANDED_ON)
             if again or clock <= version:
                 return
@@ -211,6 +227,7 @@ class Parameters:
                 partial(self._add, at, newer_S, 1.0)
             )
             self._inherited[part] = clock, vector_S
+            self._answered.pop(part, None)  # what others hand on now is newer than this
             self._versions[part] = self._versions.get(part, 0) + clock - version
 
     def _add(self, at: Span, update_S: Vector, share: float) -> float:
@@ -238,5 +255,5 @@ class HandedOn:
         """Raises RefusedError for numbers that are not finite."""
         if not np.isfinite(vector_S).all():
             raise RefusedError(f"{source} pushed numbers that are not finite")
-        await self._parameters.take_parameters(push, vector_S, attempt, again=again)
+        await self._parameters.take_parameters(source, push, vector_S, attempt, again=again)
         return Answer()

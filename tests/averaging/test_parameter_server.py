@@ -15,6 +15,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.parameters import UPDATE
 from p2ptrain.runtime.pushes import HEADER
+from p2ptrain.sim.faults import Partition, Pause
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.world import SimPeer, World
@@ -272,6 +273,44 @@ async def test_when_the_first_server_comes_back_the_others_do_not_wait_for_it_to
     steps = {name: peer.boundary.totals.steps for name, peer in world.peers.items()}
     assert max(clocks) - min(clocks) <= 2
     assert steps["p0"] < 45 < steps["p1"]
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("sync", "servers", "fault"),
+    [
+        ("asp", 1, Pause(peer="p0", at_s=5.0, for_s=6.0)),
+        ("ssp", 1, Pause(peer="p0", at_s=5.0, for_s=6.0)),
+        ("asp", 2, Pause(peer="p0", at_s=5.0, for_s=6.0)),
+        ("asp", 1, Partition(parts=(("p3",),), at_s=5.0, for_s=5.0)),
+    ],
+    ids=["asp", "ssp", "two servers", "a worker is cut off"],
+)
+async def test_a_server_that_is_wrongly_taken_for_dead_counts_no_step_twice(
+    sync: str, servers: int, fault: Pause | Partition
+):
+    world = await build(
+        4,
+        "parameter_server",
+        equal=True,
+        seed=2,
+        sync=sync,
+        share=1,
+        servers=servers,
+        link=Link(latency_s=0.01),
+    )
+    start, learning_rate = models(world)[0][0], world.peers["p0"].replica.learning_rate
+
+    def down(peer: SimPeer, _: int) -> None:
+        peer.replica.gradient = np.ones_like(peer.replica.live)
+
+    faults = asyncio.get_running_loop().create_task(world.carry_out((fault,)))
+    await world.train(150, steps_of(0.1), down)
+    await faults
+    made = sum(peer.boundary.totals.steps for peer in world.peers.values())
+    held = [(start - model[0]) / learning_rate for model in models(world)]
+    assert made == 600
+    assert all(made - 4 <= steps <= made + 0.1 for steps in held)
     await world.close()
 
 
