@@ -169,9 +169,10 @@ class LiveSettings:
         driver = self._driver
         if self._begun is driver.algorithm:
             return
-        self._begun = driver.algorithm
+        is_change, self._begun = self._begun is not None, driver.algorithm
         if driver.algorithm.servers((driver.name,)):
-            driver.parameters.begin()
+            has_trained = self.trains and driver.me.phase is not Phase.DONE
+            driver.parameters.begin(version=1 if is_change and has_trained else 0)
         self.start(driver.algorithm.background(driver.swarm))
 
     def follow(self) -> None:

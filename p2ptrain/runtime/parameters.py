@@ -64,6 +64,7 @@ class Parameters:
         self._host = host
         self._changing = asyncio.Lock()  # parameters and model change together
         self._known_M = np.empty(0, np.float32)
+        self._began_with = 0
         self._versions: dict[int, int] = {}  # by part
         self._given_by: dict[int, PeerId] = {}
         self._inherited: dict[int, tuple[int, Vector]] = {}
@@ -73,8 +74,15 @@ class Parameters:
         self._shared: dict[PeerId, int] = {}
         """As the server of part `COUNTS`: the progress that a peer was last answered with."""
 
-    def begin(self) -> None:
-        """The trainer begins with the model as it is."""
+    def begin(self, version: int = 0) -> None:
+        """Peers begin, or begin anew under other settings, with the model as it is.
+
+        With a `version` above 0 each hands its model on before its first update, since the servers
+        may be peers that have not trained under the former settings, who begin with 0.
+        """
+        self._began_with = version
+        for known in (self._versions, self._given_by, self._inherited, self._answered):
+            known.clear()
         self._known_M = np.empty(self._host.replica.model_size, np.float32)
         self._host.replica.snapshot(self._known_M)
 
@@ -102,18 +110,18 @@ class Parameters:
                 self._serve(part, at)
                 update_S = await host.averages.executor(partial(self._update, at))
                 self._given_by[part] = server
-                self._versions[part] = self._versions.get(part, 0) + 1
+                self._versions[part] = self._version(part) + 1
                 await host.averages.executor(partial(self._settle_own, at, update_S, share))
             return
         async with host.pushes.one_at_a_time(server):
             self._inherited.pop(part, None)  # we are no server of it, or not any more
             self._answered.pop(part, None)
-            before = self._given_by.get(part, server)
+            before = self._given_by.get(part, None if self._began_with else server)
             if before != server and not await self._hand_on(server, part, parts):
                 return
             update_S = await host.averages.executor(partial(self._update, at))
             answer_S, codec = np.empty(at.size, np.float32), load_codec(host.averages.config.codec)
-            version = self._versions.get(part, 0)
+            version = self._version(part)
             head = host.pushes.push(server, weight=share, clock=version, part=part, parts=parts)
             delivery = await host.pushes.deliver(UPDATE, server, head, update_S, codec, answer_S)
             if not delivery.is_taken or not np.isfinite(answer_S).all():
@@ -128,11 +136,14 @@ class Parameters:
         """Push the parameters that another server gave us to this one."""
         host, at = self._host, self._span(part, parts)
         known_S = self._known_M[at.start : at.stop].copy()
-        version = self._versions.get(part, 0)
+        version = self._version(part)
         head = host.pushes.push(server, weight=1, clock=version, part=part, parts=parts)
         codec = load_codec("fp32")
         delivery = await host.pushes.deliver(HANDED_ON, server, head, known_S, codec)
         return delivery.is_taken
+
+    def _version(self, part: int) -> int:
+        return self._versions.get(part, self._began_with)
 
     def _span(self, part: int, parts: int) -> Span:
         return shard(self._host.replica.model_size, parts, part)
@@ -158,7 +169,7 @@ class Parameters:
         """From now on this part is ours."""
         if part not in self._inherited:
             known_S = self._known_M[at.start : at.stop].copy()
-            self._inherited[part] = self._versions.get(part, 0), known_S
+            self._inherited[part] = self._version(part), known_S
 
     def check(self, source: PeerId, push: Push, size: int) -> None:
         """Raise RefusedError for what is no part of ours."""
@@ -184,8 +195,8 @@ class Parameters:
                 attempt.consensus_distance_l2 = await host.averages.executor(
                     partial(self._add, at, vector_S, push.weight)
                 )
-                self._versions[part] = self._versions.get(part, 0) + 1
-            version = self._versions.get(part, 0)
+                self._versions[part] = self._version(part) + 1
+            version = self._version(part)
             attempt.staleness_steps = max(0, version - 1 - push.clock)
             self._given_by[part] = host.name
             progress = self._share_progress(source, push, again=again) if part == COUNTS else None
@@ -228,7 +239,7 @@ class Parameters:
             )
             self._inherited[part] = clock, vector_S
             self._answered.pop(part, None)  # what others hand on now is newer than this
-            self._versions[part] = self._versions.get(part, 0) + clock - version
+            self._versions[part] = self._version(part) + clock - version
 
     def _add(self, at: Span, update_S: Vector, share: float) -> float:
         """Add to parameters and model; returns how much, as a norm."""
