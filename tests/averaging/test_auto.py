@@ -358,6 +358,16 @@ def test_a_loss_rises_above_the_lowest_one():
 
 
 @pytest.mark.parametrize(
+    ("among", "begins"),
+    [("", FIRST), ("wagma, ad_psgd", FIRST), ("allreduce, dear", "allreduce"), ("dear", "dear")],
+)
+def test_it_begins_with_what_it_may_choose(among: str, begins: str):
+    auto = load_algorithm("auto", {"among": among})
+    assert isinstance(auto, Auto)
+    assert type(auto.inner) is type(load_algorithm(begins.split()[0]))
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"now": "auto"}, "would choose itself; name another"),

@@ -153,8 +153,12 @@ class Auto(Algorithm):
     def _begins(self) -> str:
         """What no slow peer holds up, before it is known whether there is one."""
         if self.config.data == "alike":
-            return FIRST
+            able = [one.now for one in CANDIDATES if self._is_named(one)]
+            return FIRST if FIRST in able else able[0]
         return "eager" if not self.config.names or "eager" in self.config.names else "allreduce"
+
+    def _is_named(self, candidate: Candidate) -> bool:
+        return not self.config.names or candidate.now.split()[0] in self.config.names
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -238,9 +242,7 @@ class Auto(Algorithm):
         return [one for one in CANDIDATES if self._may_be(one) and one not in self._refused]
 
     def _may_be(self, candidate: Candidate) -> bool:
-        config = self.config
-        is_named = not config.names or candidate.now.split()[0] in config.names
-        return is_named and (config.rounds or candidate.codec == "fp32")
+        return self._is_named(candidate) and (self.config.rounds or candidate.codec == "fp32")
 
     @property
     def _set(self) -> dict[str, Any]:  # Any: plain values
