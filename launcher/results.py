@@ -4,7 +4,7 @@ A run writes ``scenario.toml`` and ``begun.json`` (what it leaves out, and where
 first algorithm starts, and ``summary.json`` and ``curve.json`` of each algorithm as soon as it has
 ended. So whatever ends a run, Ctrl-C, an error or a lost backend, the algorithms that ended keep
 their table, report and pictures; these say that they are *partial*, and why. After a kill
-`present_again` makes them; why it was killed nobody could write down.
+`present_again` makes them, without the reason: a process that is killed writes none down.
 """
 
 import math

@@ -20,9 +20,9 @@ what is in any living peer's p is not lost. An update that was not answered is p
 successor; if the dead one had it and another peer has got that, it counts twice. Lost is what the
 dead server trained itself since its last answer to a peer that lives.
 
-**A server is taken for dead, and lives.** It adds what its successor has more than its own last
-answer. Of the two histories since the successor's last answer from it, a part of one is lost: at
-most an update of each peer.
+**A server is taken for dead, and lives.** Its successor went on from an answer of this server. The
+server adds the difference between the successor's p and its own last answer. If that answer was a
+newer one, the updates between the two are lost: at most one of each peer.
 
 Legend of shapes: ``M`` numbers of a model, ``S`` of a part.
 """
@@ -201,8 +201,9 @@ class Parameters:
             self._given_by[part] = host.name
             progress = self._share_progress(source, push, again=again) if part == COUNTS else None
             known_S = self._known_M[at.start : at.stop].copy()
-            answered, *_ = self._answered.get(part, (set(), 0, known_S))
-            self._answered[part] = answered | {source}, version, known_S
+            answered = self._answered[part][0] if part in self._answered else set()
+            answered.add(source)
+            self._answered[part] = answered, version, known_S
             return Answer(clock=version, progress=progress, vector_S=known_S)
 
     def _share_progress(self, source: PeerId, push: Push, *, again: bool) -> int:
