@@ -465,6 +465,11 @@ class Algorithm:
         """Whether its averages leave the mean of all models where training made it."""
         return True
 
+    @property
+    def now(self) -> str:
+        """Of one that works as another: as which, in the words of `p2ptrain set`. Or else empty."""
+        return ""
+
     # --- when it acts -----------------------------------------------------------------------------
 
     async def after_backward(self, swarm: Swarm) -> None:

@@ -146,7 +146,7 @@ def render(view: View) -> RenderableType:
     rate = sum(row.report.samples_per_s for row in view.rows if row.report)
     here = sum(row.member.state <= MemberState.SUSPECT for row in view.rows)
     head = (
-        f"{here} peer{'s' * (here != 1)}, {hello.algorithm}{_change(view.seen_by)}, "
+        f"{here} peer{'s' * (here != 1)}, {_settings(view.seen_by)}, "
         f"a model of {hello.model_size:,} numbers; "
         f"{view.seen_by.progress:,} samples, {rate:,.0f} per second; seen by {hello.me.peer}"
     )
@@ -179,10 +179,11 @@ def _data_line(counts: Sequence[EpochCount]) -> str:
     return line + (last if done else "")
 
 
-def _change(report: Report) -> str:
-    """Nothing, or which change of settings this is, and why it came."""
+def _settings(report: Report) -> str:
+    """What the swarm works with; after a change, which one it was, and why it came."""
     count, why = count_of(report.epoch), report.changed_why
-    return f" (change {count}: {report.settings}; {why})" if count else ""
+    settings = report.settings or report.hello.algorithm
+    return f"{settings} (change {count}: {why})" if count else settings
 
 
 def _cells(row: Row) -> list[str]:

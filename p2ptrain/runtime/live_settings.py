@@ -103,15 +103,14 @@ def check_view(config: PeerConfig, name: str, algorithm: Algorithm) -> None:
         )
 
 
-def check_serves(name: str, algorithm: Algorithm) -> None:
-    """Refuse a peer that only serves where nothing is served, with ConfigError."""
+def check_serves(name: str, algorithm: Algorithm, who: str = "trains = false") -> None:
+    """Refuse a peer that only serves where nothing is served, with ConfigError; `who` begins it."""
     if not (algorithm.in_step or algorithm.servers((PeerId("any"),))):
         why = "averages models, and one that is not trained would hold the others back"
         if algorithm.averages == "gradients":
             why = "does not keep its peers in step, so one without samples serves no one"
         raise ConfigError(
-            f"trains = false: {name} {why}; take parameter_server, or an algorithm whose peers are "
-            "in step"
+            f"{who}: {name} {why}; take parameter_server, or an algorithm whose peers are in step"
         )
 
 
@@ -149,14 +148,33 @@ class LiveSettings:
         """Whether the swarm has other settings than this peer."""
         return self._driver.machine.epochs.is_due
 
+    @property
+    def words(self) -> str:
+        """What this peer works with, in few words; of ``auto``, also what that has chosen."""
+        choice, now = self.choice, self._driver.algorithm.now
+        if now:
+            choice = replace(choice, options={**choice.options, "now": now})
+        return str(choice)
+
     def propose(self, choice: Choice, why: str) -> SettingsChange:
         """Change the settings of the swarm. Raises ConfigError for a choice that cannot work."""
         driver = self._driver
         algorithm = check_choice(driver.config, choice)
-        algorithm.check_swarm(len(driver.machine.participants()))
+        here = driver.machine.participants()
+        algorithm.check_swarm(len(here))
+        for peer in here:
+            if peer == driver.name:
+                self._check_serves(choice, algorithm)
+            elif driver.swarm.only_serves(peer):
+                check_serves(choice.algorithm, algorithm, f"{peer} only serves")
         change = driver.machine.propose(choice.text, why, driver.now)
         driver.pump()
         return change
+
+    def _check_serves(self, choice: Choice, algorithm: Algorithm) -> None:
+        """Refuse an algorithm that would average what this peer has not trained."""
+        if not self._driver.config.trains and self._driver.me.phase is not Phase.DONE:
+            check_serves(choice.algorithm, algorithm)
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run an activity of the algorithm's, until that is replaced or the peer ends."""
@@ -203,6 +221,7 @@ class LiveSettings:
         try:
             choice = choice_of(change.text)
             algorithm = check_choice(driver.config, choice)
+            self._check_serves(choice, algorithm)
         except (CodecError, ConfigError) as error:
             text = f"the swarm changed to settings that {driver.name} cannot follow: {error}"
             driver.fail(ConfigError(text))

@@ -76,7 +76,7 @@ class PeerService:
             silence=board.silence,
             since_average_s=board.since_average_s,
             epoch=driver.live.epoch,
-            settings=str(driver.live.choice),
+            settings=driver.live.words,
             changed_why=driver.machine.epochs.current.why,
             long_gone=driver.machine.membership.long_gone(driver.now),
             data=driver.dealing.counts() if driver.dealing else (),

@@ -186,7 +186,7 @@ class SwarmView:
         """The highest epoch counts: a peer that is behind follows."""
         algorithm = report.hello.algorithm
         if not self.algorithm:
-            self._log("note", "", f"the swarm trains with {algorithm}")
+            self._log("note", "", f"the swarm trains with {report.settings or algorithm}")
         elif report.epoch > self.epoch:
             why = f": {report.changed_why}" if report.changed_why else ""
             self._log("note", "", f"the swarm now works with {report.settings or algorithm}{why}")

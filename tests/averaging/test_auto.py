@@ -29,7 +29,7 @@ from p2ptrain.averaging.auto.costs import (
 from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
 from p2ptrain.errors import ConfigError
 from p2ptrain.runtime.gauges import RANKS, Gauges
-from p2ptrain.sim.faults import SlowDown
+from p2ptrain.sim.faults import Crash, SlowDown
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer
 from tests.helpers.worlds import build, consensus_distance, steps_of
@@ -496,6 +496,22 @@ async def test_a_first_peer_that_only_serves_leaves_the_decision_to_one_that_tra
     first = world.peers[P[0]].metrics.of("settings")[0]
     assert first["by"] == P[1]
     assert "now=diloco" in first["settings"], "a model takes eight steps on such links"
+    await world.close()
+
+
+@pytest.mark.parametrize("at_s", [0.4, 2.0], ids=["before the first change", "after it"])
+async def test_when_the_peer_that_decides_dies_the_next_one_by_name_does(at_s: float):
+    link = Link(latency_s=0.001, bandwidth_bytes_s=100_000)
+    options = {"every_s": 1.0, "data": "unlike", "now": "allreduce"}
+    world = await build(4, "auto", equal=True, link=link, **options)
+    faults = (Crash(peer="p0", at_s=at_s), SlowDown(peer="p2", factor=20.0, at_s=at_s + 1))
+    plan = asyncio.get_running_loop().create_task(world.carry_out(faults))
+    await world.train(60, steps_of(0.1))
+    await plan
+    changes = world.peers[P[1]].metrics.of("settings")
+    assert changes[-1]["by"] == P[1]
+    assert changes[-1]["settings"].endswith("now=eager"), "nobody waits for p2"
+    assert len({world.peers[one].driver.live.epoch for one in P[1:]}) == 1
     await world.close()
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 import p2ptrain
 from p2ptrain import cli
 from p2ptrain.console.status import Row, View, as_json, look, render
+from p2ptrain.core.epochs import epoch_of
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.errors import TransportError
 from p2ptrain.net.wire import Hello, Report
@@ -80,6 +81,19 @@ def test_the_table_says_who_is_in_and_what_they_do(view):
     ]
     assert second[:3] == ["p02", "no", "answer:"]
     assert third[:2] == ["p03", "dead"]
+
+
+def test_the_first_line_says_with_what_settings_since_which_change_and_why():
+    def head(**changes: object) -> str:
+        mine = report("p01", **changes)
+        return text_of(View(mine, (Row(mine.hello.me, mine),)))[0]
+
+    assert head().startswith("1 peer, ad_psgd, a model of")
+    assert head(settings="auto now=wagma").startswith("1 peer, auto now=wagma, a model of")
+    changed = head(
+        settings="dear", epoch=epoch_of(2, "dear", "p02"), changed_why="p02 was asked to"
+    )
+    assert changed.startswith("1 peer, dear (change 2: p02 was asked to), a model of")
 
 
 def test_a_peer_that_only_dials_out_is_shown_with_the_way_to_it():

@@ -1,6 +1,7 @@
 """A running swarm changes its algorithm: all follow, no group mixes two, and nothing is lost."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,41 @@ async def test_settings_that_cannot_work_are_refused_before_anybody_hears_of_the
     await world.close()
 
 
+async def served_in_step() -> World:
+    """Three peers in step, of which p2 only serves, as all have heard."""
+    world = await world_of("allreduce")
+    driver = world.peers["p2"].driver
+    driver.config = replace(driver.config, trains=False)
+    driver.machine.membership.describe(steps=4)
+    await asyncio.sleep(2.0)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("p0", "p2 only serves: ad_psgd averages models"), ("p2", "trains = false: ad_psgd averages")],
+)
+async def test_where_a_peer_only_serves_no_one_sets_what_would_average_its_model(asked, said):
+    world = await served_in_step()
+    driver = world.peers[asked].driver
+    reply = answer(driver, True, SetRequest('{"algorithm": "ad_psgd"}'))
+    assert said in reply.refusal
+    assert not driver.live.is_due
+    for algorithm in ("dear", "parameter_server"):
+        assert not answer(driver, True, SetRequest(f'{{"algorithm": "{algorithm}"}}')).refusal
+    await world.close()
+
+
+async def test_a_peer_that_only_serves_ends_rather_than_have_its_model_averaged():
+    """Who proposed that had not heard of it."""
+    world = await served_in_step()
+    driver = world.peers["p2"].driver
+    change = world.peers["p0"].driver.machine.propose(Choice("ad_psgd").text, "", 0.0)
+    driver.machine.know(change, 0.0)
+    with pytest.raises(ConfigError, match="p2 cannot follow: trains = false: ad_psgd averages"):
+        await driver.live.change()
+
+
 async def test_a_peer_that_cannot_follow_ends_with_the_sentence():
     world = await world_of("ad_psgd")
     driver = world.peers["p0"].driver
@@ -188,6 +224,14 @@ def test_no_message_makes_a_peer_import_anything():
         check_choice(PeerConfig(), Choice("auto", {"now": "tests.helpers.mixed:Mixed"}))
     own = PeerConfig(algorithm="tests.helpers.mixed:Mixed")
     assert check_choice(own, Choice("tests.helpers.mixed:Mixed"))
+
+
+async def test_status_says_with_what_auto_works_before_it_has_changed_anything():
+    world = await world_of("auto", margin=0.5)
+    live = world.peers["p0"].driver.live
+    assert live.words == "auto margin=0.5 now=ad_psgd fragment_s=1"
+    assert live.choice == Choice("auto", {"margin": 0.5}), "it is as it was asked for"
+    await world.close()
 
 
 async def test_set_is_a_members_right():

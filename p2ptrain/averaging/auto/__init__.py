@@ -254,6 +254,10 @@ class Auto(Algorithm):
     # --- training: as the one that is chosen ------------------------------------------------------
 
     @property
+    def now(self) -> str:
+        return self._now
+
+    @property
     def trainer_waits(self) -> bool:
         return self.inner.trainer_waits
 
