@@ -12,6 +12,7 @@ independently of the machines that made the decisions:
   groups and state transfers added to it, and nothing else; where means are sparse, what a peer has
   computed is delivered or in its residual, number by number;
 * *pushes*: weights are neither lost nor made (`sim/share_checkers.py`);
+* *parameter servers*: a step counts at most once in what lives on (`sim/server_checkers.py`);
 * *the gap*: under `ssp` no peer begins a step too far ahead of another (`sim/clock_checkers.py`);
 * *equal*: where all peers wait for each other, those that average a step together have one model;
   peers with the same history of outer steps have the same anchor and momentum;
@@ -54,6 +55,7 @@ from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.clock_checkers import ClockBooks
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorBuckets, VectorReplica
+from p2ptrain.sim.server_checkers import ServerBooks
 from p2ptrain.sim.share_checkers import ShareBooks
 from p2ptrain.sim.world import SimPeer, World
 
@@ -344,6 +346,7 @@ class Auditor:
         self._drivers: dict[PeerId, Driver] = {}
         self._shares = ShareBooks(self.note)
         self._clocks = ClockBooks(self.note)
+        self._servers = ServerBooks(self.note)
         self._in_pieces: list[str] = []  # groups whose means are taken in piece by piece
 
     # --- what the world is given ------------------------------------------------------------------
@@ -374,6 +377,7 @@ class Auditor:
             self._watch_overlap(driver.averages.overlap, book)
         self._shares.watch(driver)
         self._clocks.watch(driver)
+        self._servers.watch(driver)
 
     def settings_changed(self, name: PeerId) -> None:
         """A peer works with another algorithm, whose declarations count from now on."""
@@ -385,6 +389,7 @@ class Auditor:
             self._watch_overlap(driver.averages.overlap, book)
         self._shares.watch(driver)
         self._clocks.watch(driver)
+        self._servers.watch(driver)
 
     def _watch_overlap(self, overlap: Overlap, book: PeerBook) -> None:
         """A group that finishes what has begun contributes what went out."""
@@ -541,6 +546,7 @@ class Auditor:
                 )
         for name, peer in world.peers.items():
             self._balance_pending(name, peer)
+        self._servers.balance()
 
     def _balance_pending(self, name: PeerId, peer: SimPeer) -> None:
         """Check that what a peer handed in was delivered once, or is pending."""

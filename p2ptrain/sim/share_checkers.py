@@ -52,7 +52,7 @@ class WatchedShares(Shares):
         if not again and np.isfinite(vector_S).all():
             if ticket in books.arrived:
                 books.note("once", f"{self._name} takes {ticket} in twice")
-            if not _is_right(vector_S, books.left[ticket]):
+            if not is_right(vector_S, books.left[ticket]):
                 books.note("the mean", f"{ticket} left {source} with another model")
             books.arrived[ticket] = None
         return await super().take(source, push, vector_S, attempt, again=again)
@@ -61,7 +61,7 @@ class WatchedShares(Shares):
         before_M, theirs, own = self._model(), theirs_M.astype(np.float64), self.weight
         distance = super()._merge(theirs_M, weight)
         due_M = ((own * before_M + weight * theirs) / (own + weight)).astype(np.float32)
-        if not _is_right(self._model(), due_M):
+        if not is_right(self._model(), due_M):
             self._books.note("the mean", f"{self._name} took a share in, and is off")
         return distance
 
@@ -97,6 +97,6 @@ class ShareBooks:
             self.note("the weights", f"of {len(self._all)} lives are {total:g}")
 
 
-def _is_right(one_M: Vector, other_M: Vector) -> bool:
+def is_right(one_M: Vector, other_M: Vector) -> bool:
     off = np.abs(one_M.astype(np.float64) - other_M).max(initial=0)
     return bool(off <= RIGHT * max(1.0, float(np.abs(other_M).max(initial=0))))

@@ -1,5 +1,6 @@
 """Each checker can fail: the bug that it is there for is planted, and found."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,9 @@ from p2ptrain.runtime.audits import DIGEST_BYTES
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.mix import Mix
+from p2ptrain.runtime.parameters import Parameters
 from p2ptrain.runtime.pending_gradients import PendingGradients
+from p2ptrain.runtime.pushes import Answer
 from p2ptrain.sim.checkers import WatchedReplica
 from p2ptrain.sim.faults import Pause
 from p2ptrain.sim.link import Link
@@ -187,6 +190,61 @@ def test_a_gap_that_is_too_wide_is_found(monkeypatch):
     assert broken(server) == ""
     monkeypatch.setattr(ParameterServer, "_slowest_of", lambda self, _: self.clock)
     assert broken(server) == "the gap"
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_step_that_counts_once_at_its_parameter_server_breaks_no_rule(sync: str, servers: int):
+    lossy = Link(latency_s=0.02, jitter_s=0.05, loss=0.1, duplication=0.2)
+    assert broken(replace(plain("parameter_server", sync=sync, servers=servers), link=lossy)) == ""
+
+
+def test_an_update_that_a_parameter_server_takes_in_twice_is_found(monkeypatch):
+    take = Parameters.take
+
+    async def eager(self: Parameters, *push: Any, again: bool) -> Answer:
+        await take(self, *push, again=again)
+        return await take(self, *push, again=again)
+
+    monkeypatch.setattr(Parameters, "take", eager)
+    first, *_ = carry_out(plain("parameter_server", sync="asp")).violations
+    assert first.rule == "once"
+    assert re.fullmatch(r"step 1 of p\d counts 2 times in numbers 0 to 6 of p0", first.what)
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+def test_a_server_that_was_taken_for_dead_and_counts_what_it_had_again_is_found(
+    monkeypatch, sync: str
+):
+    """It compares what its successor has with what it began with, not with its last answer."""
+    pause = Pause(peer="p0", at_s=1.5, for_s=6.0)
+    cruel = replace(plain("parameter_server", sync=sync, gap=3), plan=(pause,), cruel_s=9.0)
+    assert broken(cruel) == ""
+    take = Parameters.take
+
+    async def forgetful(self: Parameters, *push: Any, again: bool) -> Answer:
+        answer = await take(self, *push, again=again)
+        self._answered.clear()
+        return answer
+
+    monkeypatch.setattr(Parameters, "take", forgetful)
+    assert broken(cruel) == "once"
+
+
+def test_an_update_that_a_parameter_server_answers_and_drops_is_found(monkeypatch):
+    take = Parameters.take
+
+    async def careless(self: Parameters, source: PeerId, *push: Any, again: bool) -> Answer:
+        return await take(self, source, *push, again=again or source == "p2")
+
+    monkeypatch.setattr(Parameters, "take", careless)
+    assert broken(plain("parameter_server", sync="asp")) == "no update is lost"
+
+
+def test_parameters_that_change_by_more_than_updates_are_found(monkeypatch):
+    add = Parameters._add
+    monkeypatch.setattr(Parameters, "_add", lambda self, at, u, share: add(self, at, u, 2 * share))
+    assert broken(plain("parameter_server", sync="asp")) == "the parameters"
 
 
 def test_a_peer_that_waits_for_ever_is_found(monkeypatch):
