@@ -61,6 +61,8 @@ def run(
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
     from p2plab.backends import load_backend
+    from p2plab.harness.claims import do_all_hold
+    from p2plab.lab import run_lab
     from p2plab.scenario import load_scenario, smallest, with_changes
 
     asked = [name.strip() for name in algorithms.split(",") if name.strip()]
@@ -76,9 +78,6 @@ def run(
     )
     chosen.check_algorithms()
     place = load_backend(backend, hosts)
-    from p2plab.harness.claims import do_all_hold
-    from p2plab.lab import run_lab  # torch
-
     folder = Path("runs", chosen.name) if out is None else out
     comparison = run_lab(
         chosen,
@@ -106,7 +105,7 @@ def advise(
     json_: Annotated[bool, typer.Option("--json", help="Print it for programs.")] = False,
 ) -> None:
     """Simulate the usual algorithms, and a scenario's own, on a fleet; rank them by their time."""
-    from p2plab.advise import advise as give_advice  # torch
+    from p2plab.advise import advise as give_advice
 
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     give_advice(fleet, names, samples, as_json=json_)
@@ -117,7 +116,7 @@ def report_again(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
     """Make table, report and pictures of a run again, from its records."""
-    from p2plab.lab import report_lab  # torch
+    from p2plab.lab import report_lab
 
     report_lab(folder)
 
@@ -128,7 +127,7 @@ def compare_runs(
     other: Annotated[Path, typer.Argument(help="The folder of another run.")],
 ) -> None:
     """Show the figures of two runs beside each other, and in what else the two differ."""
-    from p2plab.side_by_side import print_beside  # torch
+    from p2plab.side_by_side import print_beside
 
     print_beside((one, other))
 

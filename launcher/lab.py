@@ -11,7 +11,6 @@ from rich.text import Text
 from p2plab.backends import known_backends, load_backend
 from p2plab.backends.base import Backend
 from p2plab.compare import print_comparison
-from p2plab.evaluate import TaskEvaluator
 from p2plab.harness.claims import Json
 from p2plab.live import open_display
 from p2plab.page import ClickedFaults, WatchedDisplay, open_page
@@ -160,6 +159,8 @@ def _carry_out(
     finished: Finished,
     clicked: ClickedFaults | None,
 ) -> None:
+    from p2plab.evaluate import TaskEvaluator  # torch
+
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
     evaluator = TaskEvaluator(
         scenario.task,

@@ -35,7 +35,7 @@ def _ssh(hosts: Path | None = None) -> "Backend":
 
 
 def _sim() -> "Backend":
-    from p2plab.backends.sim import SimBackend  # torch takes seconds to import
+    from p2plab.backends.sim import SimBackend
 
     return SimBackend()
 

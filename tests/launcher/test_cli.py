@@ -341,6 +341,12 @@ finally:
         (["run", "one_sloww", "--backend", "sim"], 2, "no scenario 'one_sloww'"),
         (["run", "one_slow", "--backend", "sim", "--peers", "2"], 2, "there are 2 peers"),
         (["run", "one_slow", "--backend", "sim", "--algorithms", "ad_psg"], 2, "unknown algorithm"),
+        (["run", "one_slow", "--backend", "sim", "--algorithms", "ddp"], 2, "ddp cannot be simu"),
+        (["run", "one_slow", "--backend", "ray", "--algorithms", "ddp"], 2, "use --backend"),
+        (["run", "one_slow", "--backend", "sim", "--out", "/dev/null/x"], 2, "cannot write to"),
+        (["run", "thousand", "--backend", "docker", "--quick"], 2, "use --backend sim"),
+        (["run", "unlike_containers", "--backend", "sim"], 2, "use --backend docker"),
+        (["report", "nowhere"], 2, "nowhere"),
     ],
 )
 def test_torch_is_not_imported_before_a_run_begins(arguments, code, says):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from p2plab.backends.sim import SLICE_S, SimBackend, SimFleet
+from p2plab.backends.sim import SimBackend
+from p2plab.backends.sim_fleet import SLICE_S, SimFleet
 from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from p2plab.faults import FaultPlan
 from p2plab.run import Run
