@@ -190,7 +190,7 @@ class LiveSettings:
         is_change, self._begun = self._begun is not None, driver.algorithm
         if driver.algorithm.servers((driver.name,)):
             has_trained = self.trains and driver.me.phase is not Phase.DONE
-            driver.parameters.begin(version=1 if is_change and has_trained else 0)
+            driver.parameters.begin(has_trained=is_change and has_trained)
         self.start(driver.algorithm.background(driver.swarm))
 
     def follow(self) -> None:

@@ -34,6 +34,7 @@ from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import MemberState
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.shards import Span, chunks
+from p2ptrain.core.version_vectors import MOST_HISTORIES, MOST_VERSION, NO_VERSIONS, VersionVector
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
@@ -48,18 +49,21 @@ if TYPE_CHECKING:
 class Answer:
     """What is sent back when a push is taken in."""
 
-    clock: int = 0
-    """Its taker says of what."""
+    versions: VersionVector = NO_VERSIONS
+    """What the vector contains."""
     progress: int | None = None
     """Of the whole swarm, for the sender; None: as it is here when the answer goes out."""
     vector_S: Vector | None = None
 
 
 HEADER = struct.Struct("<dQQQQII")
-"""A `Push` as it travels: the first chunk of the stream."""
+"""A `Push` as it travels, before its versions: the first chunk of the stream."""
 
-ANSWER = struct.Struct("<QQ")
-"""A clock and a progress: the first chunk that comes back."""
+ANSWER = struct.Struct("<Q")
+"""A progress, before versions: the first chunk that comes back."""
+
+VERSION = struct.Struct("<QQ")
+"""A history, and its last version."""
 
 MOST = 1 << 62
 MOST_WEIGHT = float(1 << 20)
@@ -85,6 +89,8 @@ class Push:
     """The receiver's incarnation, as the sender knew it at first."""
     part: int = 0
     parts: int = 1
+    versions: VersionVector = NO_VERSIONS
+    """What the vector contains, or whose update it is."""
 
 
 @dataclass(slots=True)
@@ -94,7 +100,7 @@ class Delivery:
     is_taken: bool = False
     is_back: bool = False
     """It was certainly not taken in. Neither of the two: that cannot be known."""
-    clock: int = 0
+    versions: VersionVector = NO_VERSIONS
     """Of the answer."""
     progress: int = 0
     why: str = ""
@@ -126,7 +132,7 @@ class Pushes:
         self._host = host
         self.takers: dict[str, Taker] = {}
         """By the name that an opening gives as its bucket."""
-        self._taken: dict[tuple[str, PeerId], Ticket] = {}
+        self._taken: dict[tuple[str, PeerId, int], Ticket] = {}  # the last one, by part
         self._serving: dict[tuple[str, PeerId], ChunkStream] = {}
         self._takes: dict[tuple[str, PeerId], asyncio.Task[None]] = {}
         self._taking = asyncio.Lock()
@@ -145,19 +151,33 @@ class Pushes:
         """Hold it from the making of a push to its end."""
         return self._one_each[to]
 
-    def push(self, to: PeerId, *, weight: float, clock: int, part: int = 0, parts: int = 1) -> Push:
+    def push(
+        self,
+        to: PeerId,
+        *,
+        weight: float,
+        clock: int,
+        part: int = 0,
+        parts: int = 1,
+        versions: VersionVector = NO_VERSIONS,
+    ) -> Push:
         """The head of a push, as things stand."""
         host = self._host
-        member = host.machine.membership.member(to)
         return Push(
             weight=weight,
             clock=clock,
             progress=min(host.agreed.progress, MOST),
             epoch=host.live.epoch,
-            life=member.incarnation if member else 0,
+            life=self.life_of(to),
             part=part,
             parts=parts,
+            versions=versions,
         )
+
+    def life_of(self, to: PeerId) -> int:
+        """Its incarnation, as far as we know; 0 if we do not."""
+        member = self._host.machine.membership.member(to)
+        return member.incarnation if member else 0
 
     async def deliver(
         self,
@@ -171,7 +191,8 @@ class Pushes:
     ) -> Delivery:
         """Bring it to `to`, as often as it takes, and its answer into `answer_S`.
 
-        With a lossy codec `vector_S` becomes what the receiver decodes. A record is written.
+        With a lossy codec `vector_S` becomes what the receiver decodes. A record is written. A push
+        of which nobody can know may be delivered again, with its ticket: it counts once.
         """
         host = self._host
         ticket = ticket or host.machine.groups.lock.next_ticket()
@@ -245,17 +266,13 @@ class Pushes:
                     sent.sent_bytes += part.nbytes
                     moved()
                 head = await stream.receive()
-                if head is None or head.nbytes != ANSWER.size:
-                    raise CodecError(f"{to} answered a push with something else")
-                clock, progress = ANSWER.unpack(head)
-                if max(clock, progress) > MOST:
-                    raise CodecError(f"{to} answered a push with {max(clock, progress)}")
+                progress, versions = decode_answer(to, head)
                 moved()
                 if answer_S is not None:
                     sent.received_bytes += await _receive(
                         to, stream, codec, answer_S, opening.chunk_size, moved
                     )
-                sent.is_taken, sent.clock, sent.progress = True, clock, progress
+                sent.is_taken, sent.versions, sent.progress = True, versions, progress
         except TimeoutError as error:
             stall.broke(stall.seconds)
             why = f"nothing has moved to or from {to} for {stall.seconds:.1f} s"
@@ -352,7 +369,7 @@ class Pushes:
                 answer = await taken
                 answer_S, progress = answer.vector_S, answer.progress
                 progress = min(host.agreed.progress if progress is None else progress, MOST)
-                head = memoryview(ANSWER.pack(answer.clock, progress))
+                head = memoryview(ANSWER.pack(progress) + encode_versions(answer.versions))
                 await stream.send(head, answer_S is None)
                 if answer_S is not None:
                     parts = await host.averages.executor(
@@ -378,7 +395,8 @@ class Pushes:
         try:
             async with self._taking:
                 self._check(source, opening, push)  # meanwhile the settings may have changed
-                again = self._was_taken(opening)
+                place = opening.bucket, source, push.part
+                again = self._was_taken(place, opening.ticket)
                 self.running += 1
                 try:
                     took = await self.takers[opening.bucket].take(
@@ -386,7 +404,7 @@ class Pushes:
                     )
                 finally:
                     self.running -= 1
-                self._taken[opening.bucket, source] = opening.ticket
+                self._taken[place] = opening.ticket
                 if not again:
                     host.accounts.close(attempt, host.now, host.metrics)
                 host.notify_change()
@@ -409,10 +427,9 @@ class Pushes:
             raise RefusedError(f"{source} pushes chunks of {opening.chunk_size} numbers")
         self.takers[opening.bucket].check(source, push, size)
 
-    def _was_taken(self, opening: AverageOpening) -> bool:
-        """Whether this ticket, or a later one of this peer, was taken in."""
-        last, ticket = self._taken.get((opening.bucket, opening.sender)), opening.ticket
-        this = ticket.incarnation, ticket.number
+    def _was_taken(self, place: tuple[str, PeerId, int], ticket: Ticket) -> bool:
+        """Whether this ticket, or a later one of this peer's for this part, was taken in."""
+        last, this = self._taken.get(place), (ticket.incarnation, ticket.number)
         return last is not None and this <= (last.incarnation, last.number)
 
 
@@ -454,16 +471,18 @@ async def _receive(
 
 def encode_push(push: Push) -> bytes:
     """The first chunk of a push."""
-    return HEADER.pack(
+    head = HEADER.pack(
         push.weight, push.clock, push.progress, push.epoch, push.life, push.part, push.parts
     )
+    return head + encode_versions(push.versions)
 
 
 def decode_push(payload: memoryview | bytes | None) -> Push:
     """Raises CodecError for what no peer would say."""
-    if payload is None or len(payload) != HEADER.size:
+    if payload is None or len(payload) < HEADER.size:
         raise CodecError("a push without a head")
-    weight, clock, progress, epoch, life, part, parts = HEADER.unpack(payload)
+    weight, clock, progress, epoch, life, part, parts = HEADER.unpack_from(payload)
+    versions = decode_versions(payload[HEADER.size :])
     is_good = 0 < weight <= MOST_WEIGHT and part < parts <= MOST_PARTS  # a NaN is not above 0
     if not is_good or max(clock, progress, epoch, life) > MOST:
         raise CodecError(f"a push of weight {weight}, clock {clock}, part {part} of {parts}")
@@ -475,4 +494,30 @@ def decode_push(payload: memoryview | bytes | None) -> Push:
         life=life,
         part=part,
         parts=parts,
+        versions=versions,
     )
+
+
+def decode_answer(source: PeerId, payload: memoryview | None) -> tuple[int, VersionVector]:
+    """Progress and versions. Raises CodecError for what no peer would say."""
+    if payload is None or payload.nbytes < ANSWER.size:
+        raise CodecError(f"{source} answered a push with something else")
+    (progress,) = ANSWER.unpack_from(payload)
+    if progress > MOST:
+        raise CodecError(f"{source} answered a push with {progress}")
+    return progress, decode_versions(payload[ANSWER.size :])
+
+
+def encode_versions(versions: VersionVector) -> bytes:
+    """As they follow a head."""
+    return b"".join(VERSION.pack(history, last) for history, last in versions.last.items())
+
+
+def decode_versions(payload: memoryview | bytes) -> VersionVector:
+    """Raises CodecError for what no peer would say."""
+    if len(payload) % VERSION.size or len(payload) > MOST_HISTORIES * VERSION.size:
+        raise CodecError(f"versions of {len(payload)} bytes")
+    last: dict[int, int] = dict(VERSION.iter_unpack(payload))
+    if last and max(last.values()) > MOST_VERSION:
+        raise CodecError(f"version {max(last.values())} of a history")
+    return VersionVector(last)

@@ -5,12 +5,12 @@ it has: whoever's model p began with, and how often each step went into it. They
 
     an update goes in    p <- p + share u         the steps in u count once more
     an answer comes      p <- p'                  p has what the server's had when it answered
-    p is handed on       p <- p + (p'' - began)   so do what p'' has, less what `began` had
+    p is handed on       p <- p + (p'' - base)    so do what p'' has, less what the base had
 
 * *once*: no step counts twice, none less than not at all, and p began with one model. Whatever a
-  server subtracts of what it is handed has to be what it began with, or what it has answered. A
-  step that was pushed again, to another server, may count once for each of the two, since the first
-  one may have had it (`runtime/parameters.py`);
+  server subtracts of what it is handed has to be a base of its own (`runtime/parameters.py`).
+  A step that was pushed again, to another life of a server or another one, may count once for each
+  of them, since the first one may have had it;
 * *no update is lost*: where one life of a peer has served a part all along, each step that was
   answered is in it. Where a part went on to another server, what is lost is not counted here;
 * *the parameters*: numbers change as the books say, and by nothing else.
@@ -30,10 +30,17 @@ import numpy as np
 from p2ptrain.compute.codec import Codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.shards import Span
+from p2ptrain.core.version_vectors import VersionVector
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.parameters import HANDED_ON, UPDATE, HandedOn, Parameters
+from p2ptrain.runtime.parameters import (
+    HANDED_ON,
+    UPDATE,
+    HandedOn,
+    Parameters,
+    Served,
+)
 from p2ptrain.runtime.pushes import Answer, Delivery, Push
 from p2ptrain.sim.share_checkers import Note, is_right
 
@@ -67,12 +74,23 @@ class Held:
         """As it is now."""
         return Held(self.numbers_S.copy(), self.counts.copy())
 
-    def plus(self, handed: "Held", began: "Held") -> "Held":
-        """With what `handed` has and `began` had not."""
+    def __add__(self, other: "Held") -> "Held":
         counts = self.counts.copy()
-        counts.update(handed.counts)
-        counts.subtract(began.counts)
-        return Held(self.numbers_S + (handed.numbers_S - began.numbers_S), counts)
+        counts.update(other.counts)
+        return Held(self.numbers_S + other.numbers_S, counts)
+
+    def __sub__(self, other: "Held") -> "Held":
+        counts = self.counts.copy()
+        counts.subtract(other.counts)
+        return Held(self.numbers_S - other.numbers_S, counts)
+
+
+@dataclass(slots=True)
+class _Bases:
+    """Of a server: what it began with, and its last answer, both with what was handed on."""
+
+    began: Held
+    answered: Held
 
 
 @dataclass(slots=True)
@@ -91,7 +109,7 @@ class _History:
     servers: dict[tuple[PeerId, int], None] = field(default_factory=dict)
     """Lives of peers that have served it."""
     answered: dict[Step, None] = field(default_factory=dict)
-    pushed_to: dict[Step, dict[PeerId, None]] = field(default_factory=dict)
+    pushed_to: dict[Step, dict[tuple[PeerId, int], None]] = field(default_factory=dict)
 
 
 class WatchedParameters(Parameters):
@@ -101,19 +119,17 @@ class WatchedParameters(Parameters):
         self.__dict__.update(vars(watched))
         self._books, self._name, self._life = books, driver.name, driver.me.incarnation
         self._held: dict[Span, Held] = {}
-        self._began: dict[Span, list[Held]] = {}
-        """As a server: what it began with, or was handed last, and its last answer."""
+        self._bases: dict[Span, _Bases] = {}
         self._settled: dict[Span, int] = {}
         """The last of our steps that was answered."""
         self._made: dict[int, _Made] = {}  # by the identity of the update
         self._first = self._host.replica.updates
         self._comes: Held | tuple[Step, ...] = ()
-        self._source = self._name
 
-    def begin(self, version: int = 0) -> None:
+    def begin(self, *, has_trained: bool = False) -> None:
         """As of `Parameters`; the books begin, too."""
-        super().begin(version)
-        for known in (self._held, self._began, self._settled, self._made):
+        super().begin(has_trained=has_trained)
+        for known in (self._held, self._bases, self._settled, self._made):
             known.clear()
         self._first = self._host.replica.updates
 
@@ -134,7 +150,7 @@ class WatchedParameters(Parameters):
         if made := self._made.get(id(vector_S)):
             made.ticket = ticket
             self._books.updates[ticket] = made.steps
-            self._goes_to(server, at, made.steps)
+            self._goes_to((server, self._books.life_of(server)), at, made.steps)
         else:
             self._books.handed_on[ticket] = self.held(at).copy()
 
@@ -160,7 +176,7 @@ class WatchedParameters(Parameters):
 
     def _settle_own(self, at: Span, update_S: Vector, share: float) -> None:
         made, held = self._made.pop(id(update_S)), self.held(at).copy()
-        self._goes_to(self._name, at, made.steps)
+        self._goes_to((self._name, self._life), at, made.steps)
         super()._settle_own(at, update_S, share)
         held.numbers_S += np.float32(share) * update_S
         held.counts.update(made.steps)
@@ -173,43 +189,51 @@ class WatchedParameters(Parameters):
         if steps:
             self._settled[at] = steps[-1].number
 
-    def _goes_to(self, server: PeerId, at: Span, steps: tuple[Step, ...]) -> None:
+    def _goes_to(self, server: tuple[PeerId, int], at: Span, steps: tuple[Step, ...]) -> None:
         for step in steps:
             self.history(at).pushed_to.setdefault(step, {})[server] = None
 
     # --- the server's side ------------------------------------------------------------------------
 
-    def _serve(self, part: int, at: Span) -> None:
-        is_new = part not in self._inherited
-        super()._serve(part, at)
+    def _serve(self, part: int, at: Span) -> Served:
+        is_new = part not in self._served
+        served = super()._serve(part, at)
         self.history(at).servers[self._name, self._life] = None
         if is_new:
-            self._began[at] = [self.held(at).copy()]
+            began = self.held(at).copy()
+            self._bases[at] = _Bases(began, began)
+        return served
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
     ) -> Answer:
         """As of `Parameters`; pushes are taken in one after the other."""
         at = self._span(push.part, push.parts)
-        self._source, self._comes = source, self._books.updates[attempt.ticket]
+        self._comes = self._books.updates[attempt.ticket]
         answer = await super().take(source, push, vector_S, attempt, again=again)
         self._books.answers[attempt.ticket] = self.held(at).copy()
-        self._began[at] = [self._began[at][0], self.held(at).copy()]
+        self._bases[at].answered = self.held(at).copy()
         return answer
 
-    async def take_parameters(
-        self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> None:
+    async def take_parameters(self, push: Push, vector_S: Vector, attempt: Attempt) -> None:
         """As of `Parameters`."""
-        self._source, self._comes = source, self._books.handed_on[attempt.ticket]
-        await super().take_parameters(source, push, vector_S, attempt, again=again)
+        self._comes = self._books.handed_on[attempt.ticket]
+        await super().take_parameters(push, vector_S, attempt)
+
+    async def _take_beside(
+        self, part: int, at: Span, update_S: Vector, answer_S: Vector, versions: VersionVector
+    ) -> None:
+        made = self._made.pop(id(update_S))
+        assert made.ticket is not None
+        self._comes = self._books.answers.pop(made.ticket)
+        await super()._take_beside(part, at, update_S, answer_S, versions)
+        self._settle(at, made.steps)
 
     def _add(self, at: Span, update_S: Vector, share: float) -> float:
         held, comes = self.held(at).copy(), self._comes
         distance = super()._add(at, update_S, share)
         if isinstance(comes, Held):
             held = self._handed(at, held, comes, update_S)
-            self._began[at] = [comes]
         else:
             held.numbers_S += np.float32(share) * update_S
             held.counts.update(comes)
@@ -219,18 +243,21 @@ class WatchedParameters(Parameters):
     def _handed(self, at: Span, held: Held, handed: Held, newer_S: Vector) -> Held:
         """After what was handed on; numbers tell what was subtracted of it.
 
-        If two histories have the same ones, both are right: counts of the better one are.
+        If both bases have the same ones, both are right: counts of the better one are.
         """
+        bases = self._bases[at]
         may_be = [
-            held.plus(handed, began)
-            for began in self._began[at]
-            if is_right(began.numbers_S + newer_S, handed.numbers_S)
+            handed - base
+            for base in (bases.began, bases.answered)
+            if is_right(base.numbers_S + newer_S, handed.numbers_S)
         ]
         if not may_be:
-            why = f"{self._name} adds to numbers {_text(at)} what {self._source} handed on, less"
-            self._books.note("once", f"{why} what it has neither begun with nor answered")
+            why = f"{self._name} adds to numbers {_text(at)} what was handed on, less"
+            self._books.note("once", f"{why} what is none of its bases")
             return Held(self._known_M[at.start : at.stop].copy(), held.counts)
-        return min(may_be, key=lambda one: len(list(self._wrong(at, one.counts))))
+        newer = min(may_be, key=lambda one: len(list(self._wrong(at, (held + one).counts))))
+        bases.began, bases.answered = bases.began + newer, bases.answered + newer
+        return held + newer
 
     def _wrong(self, at: Span, counts: Counter[Step]) -> Iterable[tuple[Step, int]]:
         """Steps that count too often, or less than not at all."""
@@ -289,6 +316,10 @@ class ServerBooks:
             self._lives[driver.name] = driver
             self._watch_pushes(driver)
 
+    def life_of(self, peer: PeerId) -> int:
+        """The last life of a peer."""
+        return self._lives[peer].me.incarnation
+
     def balance(self) -> None:
         """Look for what was answered and is nowhere, once nobody pushes any more."""
         for driver in self._lives.values():
@@ -309,7 +340,7 @@ class ServerBooks:
         ) -> Delivery:
             parameters = driver.parameters
             if kind in (UPDATE, HANDED_ON) and isinstance(parameters, WatchedParameters):
-                ticket = driver.machine.groups.lock.next_ticket()
+                ticket = ticket or driver.machine.groups.lock.next_ticket()
                 parameters.pushes(to, ticket, push, vector_S)
             return await deliver(kind, to, push, vector_S, codec, answer_S, ticket)
 

@@ -495,7 +495,8 @@ async def test_a_first_peer_that_only_serves_leaves_the_decision_to_one_that_tra
     await world.run(train)
     first = world.peers[P[0]].metrics.of("settings")[0]
     assert first["by"] == P[1]
-    assert "now=diloco" in first["settings"], "a model takes eight steps on such links"
+    assert "now=powersgd" in first["settings"], "a model takes eight steps on such links"
+    assert "diloco" not in first["settings"], "which would average the model of p0 as well"
     await world.close()
 
 

@@ -1,6 +1,7 @@
 """Parameter servers: nothing that is pushed is lost, no gap is too wide, and a server may die."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
 
@@ -357,6 +358,96 @@ async def test_a_successor_gets_the_newest_parameters_that_any_peer_has():
     assert p1.model()[0] == pytest.approx(start + 1)
     assert p2.model()[0] == pytest.approx(start + 1)
     await world.close()
+
+
+async def that_all_serve() -> tuple[World, list[SimPeer], Callable[..., Awaitable[None]]]:
+    """Peers that move no number by themselves, each a server if one pushes to it, and how to."""
+    world = await build(4, "parameter_server", equal=True, learning_rate=0.0, sync="asp")
+    peers = list(world.peers.values())
+    for peer in peers:
+        peer.lifecycle.begin()
+
+    async def push(peer: SimPeer, server: SimPeer, trained: float = 0.0) -> None:
+        """As if it thought that this one is the server; what it has trained goes in whole."""
+        peer.replica.live += np.float32(trained)
+        server.driver.parameters.check = lambda *_: None  # type: ignore[method-assign]
+        await peer.process.start(peer.swarm.exchange_updates([server.driver.name], 1.0))
+        server.replica.settle()
+        peer.replica.settle()
+
+    return world, peers, push
+
+
+async def test_what_comes_back_through_a_peer_that_its_server_has_not_answered_counts_once():
+    """p0 answers p3; that goes on to p1, and from there through p2 back to p0."""
+    world, (p0, p1, p2, p3), push = await that_all_serve()
+    start = p0.model()[0]
+    await push(p3, p0, 1)
+    await push(p3, p1, 2)
+    await push(p2, p1, 4)
+    await push(p2, p0, 8)
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4 + 8)
+    await push(p3, p0)
+    await push(p1, p0)
+    assert all(peer.model()[0] == pytest.approx(start + 15) for peer in (p0, p1, p3))
+    await world.close()
+
+
+async def test_after_something_else_was_handed_on_an_earlier_answer_counts_once():
+    """A short history of p1 comes to p0, then one of p2, which began from an answer of p0."""
+    world, (p0, p1, p2, p3), push = await that_all_serve()
+    start = p0.model()[0]
+    await push(p3, p0, 1)
+    await push(p1, p1, 2)  # it has heard of no one
+    await push(p1, p0, 4)
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4)
+    await push(p3, p2, 8)
+    await push(p3, p0, 16)
+    without = "what p0 got after its answer to p3 is more than what p2 got"
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4 + 16), without
+    await world.close()
+
+
+async def test_what_was_handed_on_and_comes_again_counts_once():
+    """p0 hears of the history of p1 between two answers of its own, and then more of it."""
+    world, (p0, p1, p2, p3), push = await that_all_serve()
+    start = p0.model()[0]
+    await push(p3, p0, 1)
+    await push(p3, p1, 2)
+    await push(p2, p1, 4)
+    await push(p2, p1, 8)
+    await push(p3, p0, 16)
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 16)
+    await push(p2, p0, 32)
+    without = "where p1 has two updates more, p0 has one"
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4 + 8 + 32), without
+    await push(p1, p0, 64)
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4 + 8 + 32 + 64)
+    await world.close()
+
+
+async def test_an_update_that_was_taken_in_and_not_answered_goes_again_as_it_was(monkeypatch):
+    world, (p0, p1, *_), push = await that_all_serve()
+    start = p0.model()[0]
+    with monkeypatch.context() as lossy:
+        lossy.setattr(p0.driver.pushes, "_answer", never)
+        task = asyncio.get_running_loop().create_task(push(p1, p0, 1))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(0.1)
+        p0.replica.settle()
+        assert p0.model()[0] == pytest.approx(start + 1), "it was taken in"
+    await push(p1, p0, 1)
+    assert p0.model()[0] == pytest.approx(start + 1), "again, and it counts once"
+    assert p1.model()[0] == pytest.approx(start + 2), "what was trained since is kept"
+    await push(p1, p0)
+    assert p0.model()[0] == p1.model()[0] == pytest.approx(start + 2)
+    await world.close()
+
+
+async def never(*_: object) -> None:
+    """An answer that does not go out."""
+    await asyncio.get_running_loop().create_future()
 
 
 async def test_a_server_that_is_done_serves_on_after_a_change_of_settings():

@@ -71,4 +71,4 @@ async def test_a_real_peer_changes_at_its_next_step_and_says_so(capsys):
     values = json.loads(out[out.index("{") :])
     assert (values["algorithm"], values["changes"]) == ("ad_psgd", 5)
     assert values["changed_why"] == "the last one"
-    assert "change 4: eager" in str(render(view).renderables[0])  # type: ignore[attr-defined]
+    assert "eager (change 4: a test wants it)" in str(render(view).renderables[0])  # type: ignore[attr-defined]

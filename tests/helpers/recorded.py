@@ -18,6 +18,7 @@ from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.data_ledger import DataPlan
 from p2ptrain.core.purpose import Formation, Purpose, What
+from p2ptrain.core.version_vectors import VersionVector
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire, wire_carried, wire_keys, wire_state
 from p2ptrain.net.certificates import PUBLIC_BYTES, Role
@@ -156,6 +157,7 @@ def added() -> dict[str, Case]:
     push = pushes.Push(
         weight=0.5, clock=3, progress=1 << 40, epoch=3 << 32, life=17, part=1, parts=4
     )
+    parameters = dataclasses.replace(push, versions=VersionVector({1 << 63: 40, 5: 2}))
     made = wire_keys.TokenMade(bytes(range(PUBLIC_BYTES)), Role.VIEWER, 1_900_000_000, 3)
     record = wire_keys.Record(b"body", b"signature")
     request = wire.SetRequest('{"algorithm":"wagma"}', "a test")
@@ -182,6 +184,7 @@ def added() -> dict[str, Case]:
             lambda data: wire_state.decode_news(data, 3),
         ),
         "Push": (push, pushes.encode_push, pushes.decode_push),
+        "Push of parameters": (parameters, pushes.encode_push, pushes.decode_push),
         "Registering": (
             carried.Registering(there, b"certificate", 1500, 7),
             carried.encode_registering,

@@ -8,10 +8,12 @@ import pytest
 from google.protobuf.message import Message
 
 from p2ptrain.core.effects import Outcome
+from p2ptrain.core.version_vectors import MOST_VERSION
 from p2ptrain.errors import CodecError
 from p2ptrain.net import wire
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import UnknownMessage
+from p2ptrain.runtime import pushes
 from p2ptrain.runtime.pushes import HEADER
 from tests.helpers.recorded import VERSIONS, examples, plain
 from tests.helpers.worlds import build
@@ -23,7 +25,7 @@ FILES = {
     for version in VERSIONS
 }
 RECORDED = FILES["1.0"] | FILES["1.1"]
-OF_FIXED_SIZE = {"Push"}
+OF_FIXED_SIZE = {"Push", "Push of parameters"}
 WITHOUT_FIELDS = {"Chunk", "Opening", "StateOpening", "StateOpening of a snapshot"} | OF_FIXED_SIZE
 NEW_IN_1_1 = {"resumes_before", "wants_checkpoint", "writes_checkpoint"}
 """Fields of control messages."""
@@ -85,11 +87,25 @@ def test_what_is_no_such_message_is_refused_in_one_sentence(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [0, HEADER.size - 1, HEADER.size + 1])
-def test_a_push_of_another_version_is_refused_in_one_sentence(size):
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        (0, "a push without a head"),
+        (HEADER.size - 1, "a push without a head"),
+        (HEADER.size + 1, "versions of 1 bytes"),
+        (HEADER.size + 16 * 300, "versions of 4800 bytes"),
+    ],
+)
+def test_a_push_of_another_version_is_refused_in_one_sentence(size: int, sentence: str):
     _, _, decode = examples()["Push"]
-    with pytest.raises(CodecError, match=r"^a push without a head$"):
+    with pytest.raises(CodecError, match=f"^{sentence}$"):
         decode(bytes(size))
+
+
+def test_a_history_that_is_too_long_to_be_one_is_refused():
+    said = examples()["Push"][1](examples()["Push of parameters"][0])
+    with pytest.raises(CodecError, match=r"^version 9007199254740993 of a history$"):
+        pushes.decode_push(said[:-8] + (MOST_VERSION + 1).to_bytes(8, "little"))
 
 
 def without(packed: Any, names: set[str]) -> None:

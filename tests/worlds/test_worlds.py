@@ -56,6 +56,23 @@ def test_no_peer_begins_a_step_too_far_ahead_of_a_newcomer():
     assert not verdict.violations, "\n".join(told(verdict))
 
 
+COUNTED_TWICE = {
+    "a history that came back through a peer which its server had not answered": (27, "asp"),
+    "the same, of a peer that had served alone": (218, "asp"),
+    "an earlier answer that was handed on after something shorter": (113, "asp"),
+    "the same, of one of eight servers": (190, "ssp"),
+    "what newcomers began with, where each took itself for a server": (264, "asp"),
+    "an update that was taken in and not answered, and pushed anew": (172, "ssp"),
+}
+
+
+@pytest.mark.parametrize("found", COUNTED_TWICE)
+def test_a_world_where_a_step_counted_twice_at_a_parameter_server_breaks_no_rule(found: str):
+    seed, sync = COUNTED_TWICE[found]
+    verdict = carry_out(spec_of(seed, "parameter_server", sync=sync))
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 NEVER_CAUGHT_UP = {
     "peers that started again, and newcomers": 382,
     "all but the newcomers, in two fragments": 839,
