@@ -181,10 +181,14 @@ def ranking(scenario: Scenario, samples: int | None) -> list[Json]:
         scenario: as `simulated` gives it.
         samples: of the whole run, whose time is expected; None: those that were simulated.
     """
-    with tempfile.TemporaryDirectory(prefix="advise") as folder:
-        place = load_backend("sim")
-        found = run_lab(scenario, (), place, "sim", Path(folder), were_asked=True, quiet=True)
-    return ranked(found["rows"], samples or scenario.stop.samples or 1)
+    found: list[Json] = []
+    place, console = load_backend("sim"), Console(stderr=True)
+    with console.status("") as status, tempfile.TemporaryDirectory(prefix="advise") as folder:
+        for number, row in enumerate(scenario.compare, 1):
+            status.update(f"simulating {row.name}, {number} of {len(scenario.compare)}")
+            one, path = _of(scenario, [row]), Path(folder, str(number))
+            found += run_lab(one, (), place, "sim", path, were_asked=True, quiet=True)["rows"]
+    return ranked(found, samples or scenario.stop.samples or 1)
 
 
 def ranked(rows: Sequence[Json], samples: int) -> list[Json]:
@@ -209,8 +213,8 @@ def ranking_table(rows: Sequence[Json], title: str) -> Table:
         "": lambda row: row["algorithm"],
         "expected time": lambda row: seconds(row["expected_s"], ""),
         "samples/s": "{samples_per_s:.4g}",
-        "averages per peer": "{averages_per_peer:.4g}",
-        "bytes per step": "{bytes_per_step:.4g}",
+        "averages": "{averages_per_peer:.4g}",
+        "bytes/step": "{bytes_per_step:.4g}",
     }
     return table(title, rows, columns)
 

@@ -269,10 +269,11 @@ def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
 
 
 def command(scenario: Scenario, backend: str) -> str:
-    """The command that repeats the run, from the scenario beside the report."""
+    """The command that repeats the run, from the scenario beside the report; FILE lists hosts."""
+    hosts = ("--hosts", "FILE") if backend == "ssh" else ()
     names = ",".join(scenario.algorithms)
     return shlex.join(
-        ("p2plab", "run", "scenario.toml", "--backend", backend, "--algorithms", names)
+        ("p2plab", "run", "scenario.toml", "--backend", backend, *hosts, "--algorithms", names)
     )
 
 

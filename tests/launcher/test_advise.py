@@ -5,9 +5,10 @@ import io
 import json
 
 import pytest
+from rich.console import Console
 
 from p2plab import cli
-from p2plab.advise import CANDIDATES, fleet_of, measured, ranked, simulated
+from p2plab.advise import CANDIDATES, fleet_of, measured, ranked, ranking_table, simulated
 from p2plab.scenario import Overlay, load_scenario
 from p2ptrain.errors import ConfigError
 
@@ -97,6 +98,16 @@ def test_the_fastest_is_first_and_what_never_averaged_is_last():
     rows = ranked([of("slow", 10, 5), of("alone", 99, 0), of("fast", 20, 5)], 1000)
     assert [row["algorithm"] for row in rows] == ["fast", "slow", "alone"]
     assert rows[0]["expected_s"] == 50
+
+
+def test_a_ranking_can_be_read_on_eighty_columns():
+    figures = {"samples_per_s": 12345.6, "averages_per_peer": 123.4, "bytes_per_step": 1.2e6}
+    rows = ranked([{"algorithm": one.name, **figures} for one in CANDIDATES], 10**7)
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(ranking_table(rows, "a fleet"))
+    assert "…" not in shown.get()
+    assert "ad_psgd fragments" in shown.get()
 
 
 def test_beside_a_straggler_gossip_is_ranked_before_all_reduce(monkeypatch, capsys):

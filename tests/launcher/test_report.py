@@ -284,6 +284,7 @@ def test_claims_that_were_left_out_are_named(tmp_path):
 def test_the_command_that_repeats_a_run_can_be_pasted():
     run_again = words.command(scenario(algorithms=("equal", "by speed")), "sim")
     assert shlex.split(run_again)[-2:] == ["--algorithms", "equal,by speed"]
+    assert "--hosts FILE" in words.command(scenario(), "ssh")
 
 
 def test_a_column_of_the_table_is_called_what_its_caption_explains(tmp_path):
