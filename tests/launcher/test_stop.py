@@ -49,6 +49,13 @@ def test_a_swarm_stops_at_its_samples(algorithm, peers, steps, tmp_path):
     assert abs(done - samples) <= most_beyond(samples, peers)
 
 
+@pytest.mark.parametrize("algorithm", known_algorithms())
+@pytest.mark.skipif("P2PTRAIN_THOUSAND" not in os.environ, reason="minutes: set P2PTRAIN_THOUSAND")
+def test_a_swarm_of_64_stops_within_two_percent_under_any_algorithm(algorithm, tmp_path):
+    done, samples = trained(algorithm, 64, 100, tmp_path)
+    assert done == pytest.approx(samples, rel=0.02)
+
+
 @pytest.mark.parametrize(("algorithm", "steps"), [("ad_psgd", 6), ("wagma", 6), ("sgp", 50)])
 def test_a_swarm_of_64_stops_at_its_samples(algorithm, steps, tmp_path):
     done, samples = trained(algorithm, 64, steps, tmp_path)
