@@ -13,10 +13,10 @@ from typing import Self
 from p2ptrain.ids import Ticket
 
 MOST_HISTORIES = 1 << 8
-"""In a vector; the oldest are left out, which by then all copies contain."""
+"""In a vector; the oldest are left out."""
 
 MOST_VERSION = 1 << 53
-"""That is read; the versions of all histories add up to less than a clock may say."""
+"""The highest one that is accepted; those of all histories add up to less than a clock may say."""
 
 
 def history_of(ticket: Ticket) -> int:
@@ -36,17 +36,16 @@ class VersionVector:
         """How many additions it contains."""
         return sum(self.last.values())
 
-    def __or__(self, other: Self) -> Self:
-        """What either of them contains."""
-        new = {
-            one: version for one, version in other.last.items() if version > self.last.get(one, 0)
-        }
-        return type(self)(_newest({**self.last, **new}))
-
     def next(self, history: int) -> Self:
         """With the next version of a history."""
-        others = self.without(history).last
-        return type(self)(_newest({**others, history: self.last.get(history, 0) + 1}))
+        return self.including(history, self.last.get(history, 0) + 1)
+
+    def including(self, history: int, version: int) -> Self:
+        """With this version of a history, and no later one; 0: with nothing of it."""
+        last = dict(self.without(history).last)
+        if version:
+            last[history] = version
+        return type(self)(dict(list(last.items())[-MOST_HISTORIES:]))
 
     def without(self, history: int) -> Self:
         """Of all other histories."""
@@ -54,7 +53,3 @@ class VersionVector:
 
 
 NO_VERSIONS = VersionVector({})
-
-
-def _newest(last: dict[int, int]) -> dict[int, int]:
-    return dict(list(last.items())[-MOST_HISTORIES:])

@@ -17,8 +17,8 @@ each update, and both go on with the mean of their two: what all estimates add u
 vector (`core/version_vectors.py`): how many additions of each history are in it.
 
 **A server dies.** Its parts go to successors, which have p as they got it last. Peers remember who
-gave them p, and hand it on before they push to another server. If that p'' contains something new
-to the server, it adds what it had not in common with it:
+gave them p, and hand it on before they push to another server, or to another life of this one. If
+that p'' contains something new to the server, it adds what it had not in common with it:
 
     p  <-  p + (p'' - base)       base  =  p as the server began + what was handed on to it
                                          + its own history up to its last answer, if in p''
@@ -42,7 +42,7 @@ Legend of shapes: ``M`` numbers of a model, ``S`` of a part.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,9 @@ UPDATE, HANDED_ON = "update", "parameters"
 COUNTS = 0
 """With updates of this part the estimates of progress are shared, so with one server in each step.
 If those of all parts shared them, estimates would tell of the last one that pushed."""
+
+OURS = PeerId(""), 0
+"""We have given it ourselves."""
 
 CHANGE = 0
 """The history of changes of settings; no peer serves it."""
@@ -118,9 +121,10 @@ class Parameters:
         self._known_M = np.empty(0, np.float32)
         self._began_with = NO_VERSIONS
         self._versions: dict[int, VersionVector] = {}  # by part, as all below
-        self._given_by: dict[int, PeerId] = {}
+        self._given_by: dict[int, tuple[PeerId, int]] = {}
+        """Which server, and which life of it as far as we knew; our own is 0."""
         self._served: dict[int, Served] = {}
-        self._unanswered: dict[int, _Sent] = {}
+        self._unanswered: dict[int, dict[PeerId, _Sent]] = {}
         self._shared: dict[PeerId, int] = {}
         """As the server of part `COUNTS`: the progress that a peer was last answered with."""
 
@@ -141,7 +145,8 @@ class Parameters:
 
         An update whose server cannot be reached stays, and goes with the next one.
         """
-        parts = len(servers)
+        parts, pushes = len(servers), self._host.pushes
+        pushes.running += 1  # settings change after the last answer is taken in
         tasks = [
             self._host.start(self._exchange(server, part, parts, share))
             for part, server in enumerate(servers)
@@ -152,6 +157,8 @@ class Parameters:
         finally:
             for task in tasks:
                 task.cancel()
+            pushes.running -= 1
+            self._host.notify_change()
 
     async def _exchange(self, server: PeerId, part: int, parts: int, share: float) -> None:
         host, at = self._host, self._span(part, parts)
@@ -159,15 +166,17 @@ class Parameters:
             async with self._changing:
                 served = self._serve(part, at)
                 update_S = await host.averages.executor(partial(self._update, at))
-                self._given_by[part] = server
+                self._given_by[part] = OURS
                 self._versions[part] = self._contained(part).next(served.history)
                 await host.averages.executor(partial(self._settle_own, at, update_S, share))
                 self._unanswered.pop(part, None)  # its steps are in this update
             return
         async with host.pushes.one_at_a_time(server):
-            self._served.pop(part, None)  # we are no server of it, or not any more
-            before = self._given_by.get(part, None if self._began_with.total else server)
-            if before != server and not await self._hand_on(server, part, parts):
+            async with self._changing:
+                self._served.pop(part, None)  # we are no server of it, or not any more
+                now = server, host.pushes.life_of(server)
+                before = self._given_by.get(part, None if self._began_with.total else now)
+            if before != now and not await self._hand_on(server, part, parts):
                 return
             await self._push(await self._unsettled(server, part, parts, share), at)
 
@@ -185,9 +194,9 @@ class Parameters:
 
     async def _unsettled(self, server: PeerId, part: int, parts: int, share: float) -> _Sent:
         """The update that this server may have already, or else a new one."""
-        host, before = self._host, self._unanswered.get(part)
-        if before and (before.server, before.head.parts) == (server, parts):
-            return before
+        host, before = self._host, self._unanswered.get(part, {}).get(server)
+        if before and before.head.parts == parts:  # a new life does not know the ticket
+            return replace(before, head=replace(before.head, life=host.pushes.life_of(server)))
         async with self._changing:
             versions = self._contained(part)
             update_S = await host.averages.executor(partial(self._update, self._span(part, parts)))
@@ -197,25 +206,26 @@ class Parameters:
     async def _push(self, sent: _Sent, at: Span) -> None:
         """Push an update, and take in what is answered."""
         host, server, head, update_S = self._host, sent.server, sent.head, sent.update_S
-        is_new = self._unanswered.get(head.part) is not sent
-        self._unanswered[head.part] = sent  # also if we are cancelled
+        unanswered = self._unanswered.setdefault(head.part, {})
+        is_new = server not in unanswered or unanswered[server].ticket != sent.ticket
+        unanswered[server] = sent  # also if we are cancelled
         answer_S, codec = np.empty(at.size, np.float32), load_codec(host.averages.config.codec)
         delivery = await host.pushes.deliver(
             UPDATE, server, head, update_S, codec, answer_S, sent.ticket
         )
-        if delivery.is_back and (is_new or host.pushes.life_of(server) != head.life):
-            self._unanswered.pop(head.part, None)  # this life of the server has never had it
+        if delivery.is_back and is_new:
+            del unanswered[server]
         if not delivery.is_taken or not np.isfinite(answer_S).all():
             return
         async with self._changing:
-            if self._unanswered.pop(head.part, None) is not sent:
-                return  # settings have changed
+            self._unanswered.pop(head.part, None)  # the steps of all of them are in this one
             if head.part == COUNTS:
                 host.share_progress(delivery.progress - head.progress, partners=1)
             if head.part in self._served:  # since we have pushed this
                 await self._take_beside(head.part, at, update_S, answer_S, delivery.versions)
                 return
-            self._versions[head.part], self._given_by[head.part] = delivery.versions, server
+            self._given_by[head.part] = server, head.life
+            self._versions[head.part] = delivery.versions
             await host.averages.executor(partial(self._take_in, at, update_S, answer_S))
 
     async def _take_beside(
@@ -254,6 +264,7 @@ class Parameters:
         if part not in self._served:
             known_S = self._known_M[at.start : at.stop].copy()
             history = history_of(self._host.machine.groups.lock.next_ticket())
+            self._versions[part] = self._contained(part).without(history)  # nobody can know of it
             self._served[part] = Served(history, known_S, known_S)
         return self._served[part]
 
@@ -284,7 +295,7 @@ class Parameters:
                 self._versions[part] = self._contained(part).next(served.history)
             versions = self._contained(part)
             attempt.staleness_steps = max(0, versions.total - 1 - push.clock)
-            self._given_by[part] = host.name
+            self._given_by[part] = OURS
             progress = self._share_progress(source, push, again=again) if part == COUNTS else None
             known_S = self._known_M[at.start : at.stop].copy()
             served.answered = versions.last.get(served.history, 0)
@@ -320,7 +331,9 @@ class Parameters:
             return None
         distance: float = await executor(partial(self._add, at, newer_S, 1.0))
         await executor(partial(served.take, newer_S))
-        self._versions[part] = contained | versions.without(served.history)
+        self._versions[part] = versions.including(
+            served.history, contained.last.get(served.history, 0)
+        )
         return distance
 
     def _add(self, at: Span, update_S: Vector, share: float) -> float:

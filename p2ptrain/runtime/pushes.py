@@ -90,7 +90,7 @@ class Push:
     part: int = 0
     parts: int = 1
     versions: VersionVector = NO_VERSIONS
-    """What the vector contains, or whose update it is."""
+    """What the vector contains; none of an update."""
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ class _History:
     servers: dict[tuple[PeerId, int], None] = field(default_factory=dict)
     """Lives of peers that have served it."""
     answered: dict[Step, None] = field(default_factory=dict)
-    pushed_to: dict[Step, dict[tuple[PeerId, int], None]] = field(default_factory=dict)
+    went_into: dict[Step, dict[tuple[PeerId, int], None]] = field(default_factory=dict)
 
 
 class WatchedParameters(Parameters):
@@ -117,7 +117,7 @@ class WatchedParameters(Parameters):
 
     def __init__(self, watched: Parameters, driver: Driver, books: "ServerBooks") -> None:
         self.__dict__.update(vars(watched))
-        self._books, self._name, self._life = books, driver.name, driver.me.incarnation
+        self._books, self._name, self._life = books, driver.name, driver.machine.membership.born
         self._held: dict[Span, Held] = {}
         self._bases: dict[Span, _Bases] = {}
         self._settled: dict[Span, int] = {}
@@ -144,13 +144,12 @@ class WatchedParameters(Parameters):
         """Of a part, under our settings."""
         return self._books.histories.setdefault(Place(self._host.live.epoch, at), _History())
 
-    def pushes(self, server: PeerId, ticket: Ticket, push: Push, vector_S: Vector) -> None:
+    def pushes(self, ticket: Ticket, push: Push, vector_S: Vector) -> None:
         """Something of ours is on its way."""
         at = self._span(push.part, push.parts)
         if made := self._made.get(id(vector_S)):
             made.ticket = ticket
             self._books.updates[ticket] = made.steps
-            self._goes_to((server, self._books.life_of(server)), at, made.steps)
         else:
             self._books.handed_on[ticket] = self.held(at).copy()
 
@@ -176,7 +175,7 @@ class WatchedParameters(Parameters):
 
     def _settle_own(self, at: Span, update_S: Vector, share: float) -> None:
         made, held = self._made.pop(id(update_S)), self.held(at).copy()
-        self._goes_to((self._name, self._life), at, made.steps)
+        self._counts(at, made.steps)
         super()._settle_own(at, update_S, share)
         held.numbers_S += np.float32(share) * update_S
         held.counts.update(made.steps)
@@ -189,9 +188,10 @@ class WatchedParameters(Parameters):
         if steps:
             self._settled[at] = steps[-1].number
 
-    def _goes_to(self, server: tuple[PeerId, int], at: Span, steps: tuple[Step, ...]) -> None:
+    def _counts(self, at: Span, steps: tuple[Step, ...]) -> None:
+        """An update goes in here."""
         for step in steps:
-            self.history(at).pushed_to.setdefault(step, {})[server] = None
+            self.history(at).went_into.setdefault(step, {})[self._name, self._life] = None
 
     # --- the server's side ------------------------------------------------------------------------
 
@@ -210,6 +210,8 @@ class WatchedParameters(Parameters):
         """As of `Parameters`; pushes are taken in one after the other."""
         at = self._span(push.part, push.parts)
         self._comes = self._books.updates[attempt.ticket]
+        if not again:
+            self._counts(at, self._comes)
         answer = await super().take(source, push, vector_S, attempt, again=again)
         self._books.answers[attempt.ticket] = self.held(at).copy()
         self._bases[at].answered = self.held(at).copy()
@@ -261,9 +263,9 @@ class WatchedParameters(Parameters):
 
     def _wrong(self, at: Span, counts: Counter[Step]) -> Iterable[tuple[Step, int]]:
         """Steps that count too often, or less than not at all."""
-        pushed_to = self.history(at).pushed_to
+        went_into = self.history(at).went_into
         for step, count in counts.items() if at.size else ():
-            if not 0 <= count <= max(1, len(pushed_to.get(step, ()))):
+            if not 0 <= count <= max(1, len(went_into.get(step, ()))):
                 yield step, count
 
     def _now_holds(self, at: Span, held: Held) -> None:
@@ -316,10 +318,6 @@ class ServerBooks:
             self._lives[driver.name] = driver
             self._watch_pushes(driver)
 
-    def life_of(self, peer: PeerId) -> int:
-        """The last life of a peer."""
-        return self._lives[peer].me.incarnation
-
     def balance(self) -> None:
         """Look for what was answered and is nowhere, once nobody pushes any more."""
         for driver in self._lives.values():
@@ -341,7 +339,7 @@ class ServerBooks:
             parameters = driver.parameters
             if kind in (UPDATE, HANDED_ON) and isinstance(parameters, WatchedParameters):
                 ticket = ticket or driver.machine.groups.lock.next_ticket()
-                parameters.pushes(to, ticket, push, vector_S)
+                parameters.pushes(ticket, push, vector_S)
             return await deliver(kind, to, push, vector_S, codec, answer_S, ticket)
 
         setattr(driver.pushes, "deliver", watched)  # noqa: B010 - mypy: a method is assigned to

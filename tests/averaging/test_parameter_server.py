@@ -11,6 +11,7 @@ import pytest
 from p2ptrain.averaging import AlgorithmMessage, RemoteProtocolError
 from p2ptrain.averaging.parameter_server import ParameterServer
 from p2ptrain.core.choice import Choice
+from p2ptrain.core.version_vectors import MOST_VERSION, VersionVector, history_of
 from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening
@@ -426,28 +427,105 @@ async def test_what_was_handed_on_and_comes_again_counts_once():
     await world.close()
 
 
-async def test_an_update_that_was_taken_in_and_not_answered_goes_again_as_it_was(monkeypatch):
-    world, (p0, p1, *_), push = await that_all_serve()
-    start = p0.model()[0]
+async def push_unanswered(monkeypatch: pytest.MonkeyPatch, peer: SimPeer, server: SimPeer) -> None:
+    """The server takes in what this peer has trained, and its answer is lost."""
     with monkeypatch.context() as lossy:
-        lossy.setattr(p0.driver.pushes, "_answer", never)
-        task = asyncio.get_running_loop().create_task(push(p1, p0, 1))
+        lossy.setattr(server.driver.pushes, "_answer", never)
+        push = peer.process.start(peer.swarm.exchange_updates([server.driver.name], 1.0))
         await asyncio.sleep(1)
-        task.cancel()
+        push.cancel()
         await asyncio.sleep(0.1)
-        p0.replica.settle()
-        assert p0.model()[0] == pytest.approx(start + 1), "it was taken in"
-    await push(p1, p0, 1)
-    assert p0.model()[0] == pytest.approx(start + 1), "again, and it counts once"
-    assert p1.model()[0] == pytest.approx(start + 2), "what was trained since is kept"
-    await push(p1, p0)
-    assert p0.model()[0] == p1.model()[0] == pytest.approx(start + 2)
-    await world.close()
+    server.replica.settle()
 
 
 async def never(*_: object) -> None:
     """An answer that does not go out."""
     await asyncio.get_running_loop().create_future()
+
+
+def refuse(*_: object) -> None:
+    raise RefusedError("this is no part of ours")
+
+
+async def test_an_update_that_was_taken_in_and_not_answered_goes_again_as_it_was(monkeypatch):
+    world, (p0, p1, *_), push = await that_all_serve()
+    start = p0.model()[0]
+    p1.replica.live += np.float32(1)
+    await push_unanswered(monkeypatch, p1, p0)
+    assert p0.model()[0] == pytest.approx(start + 1), "it was taken in"
+    await push(p1, p0, 2)
+    assert p0.model()[0] == pytest.approx(start + 1), "again, and it counts once"
+    assert p1.model()[0] == pytest.approx(start + 3), "what was trained since is kept"
+    await push(p1, p0)
+    assert p0.model()[0] == p1.model()[0] == pytest.approx(start + 3)
+    await world.close()
+
+
+async def test_an_update_that_another_server_refused_meanwhile_goes_again_as_it_was(monkeypatch):
+    world, (p0, p1, p2, _), push = await that_all_serve()
+    start = p0.model()[0]
+    p1.replica.live += np.float32(1)
+    await push_unanswered(monkeypatch, p1, p0)
+    p2.driver.parameters.check = refuse  # type: ignore[method-assign]
+    await p1.process.start(p1.swarm.exchange_updates([p2.driver.name], 1.0))
+    await push(p1, p0)
+    assert p0.model()[0] == pytest.approx(start + 1)
+    await world.close()
+
+
+async def test_an_update_goes_again_as_it_was_to_a_server_that_was_suspect(monkeypatch):
+    """It has refuted that under a new incarnation, and refuses what comes for a while."""
+    world, (p0, p1, *_), push = await that_all_serve()
+    start = p0.model()[0]
+    p1.replica.live += np.float32(1)
+    await push_unanswered(monkeypatch, p1, p0)
+    membership = p0.driver.machine.membership
+    membership.describe(incarnation=membership.me.incarnation + 1)
+    membership.announce()
+    await asyncio.sleep(5)
+    p0.driver.parameters.check = refuse  # type: ignore[method-assign]
+    await p1.process.start(p1.swarm.exchange_updates([p0.driver.name], 1.0))
+    await push(p1, p0)
+    assert p0.model()[0] == pytest.approx(start + 1)
+    await world.close()
+
+
+@pytest.mark.parametrize("away_s", [0.3, 10.0])
+async def test_a_server_that_starts_again_is_handed_what_others_have_of_its_earlier_life(away_s):
+    """Its model comes from one of them, which need not have the newest parameters."""
+    world, (p0, p1, p2, p3), push = await that_all_serve()
+    start = p0.model()[0]
+    await push(p1, p0, 1)
+    await push(p2, p0, 2)
+    await push(p3, p0, 4)
+    p1.replica.live += np.float32(8)  # of its next update
+    world.crash("p0")
+    await asyncio.sleep(away_s)
+    await world.restart("p0")
+    await asyncio.sleep(3)
+    p0 = world.peers["p0"]
+    p0.lifecycle.begin()
+    for peer in (p1, p2, p3):
+        await push(peer, p0)
+    assert p0.model()[0] == pytest.approx(start + 1 + 2 + 4 + 8)
+    await world.close()
+
+
+async def test_claims_about_histories_that_a_server_has_yet_to_begin_change_nothing():
+    """A liar names the next 200 of p1, at the highest version that is read."""
+    world, (p0, p1, p2, p3), push = await that_all_serve()
+    life = p1.driver.machine.groups.lock.incarnation
+    tickets = [Ticket(p1.driver.name, life, number) for number in range(1, 200)]
+    await push(p3, p2)
+    lie = VersionVector({history_of(ticket): MOST_VERSION for ticket in tickets})
+    p3.driver.parameters._versions[0] = lie
+    await push(p3, p0)
+    await push(p1, p0)
+    start = p1.model()[0]
+    async with asyncio.timeout(60):
+        await push(p2, p1, 1)
+    assert p1.model()[0] == pytest.approx(start + 1)
+    await world.close()
 
 
 async def test_a_server_that_is_done_serves_on_after_a_change_of_settings():

@@ -11,16 +11,13 @@ from p2ptrain.ids import PeerId, Ticket
 ONE, OTHER = 7, 8
 
 
-def test_what_either_of_two_copies_contains_is_in_both_together():
-    both = VersionVector({ONE: 2, OTHER: 5}) | VersionVector({ONE: 3, OTHER: 4})
-    assert both == VersionVector({ONE: 3, OTHER: 5})
-    assert both.total == 8
-
-
 def test_a_server_adds_to_its_own_history():
     known = VersionVector({ONE: 2}).next(OTHER).next(OTHER)
     assert known == VersionVector({ONE: 2, OTHER: 2})
+    assert known.total == 4
     assert known.without(OTHER) == VersionVector({ONE: 2})
+    assert known.including(OTHER, 1) == VersionVector({ONE: 2, OTHER: 1})
+    assert known.including(OTHER, 0) == VersionVector({ONE: 2})
 
 
 def test_of_very_many_histories_the_oldest_are_left_out():
@@ -30,7 +27,7 @@ def test_of_very_many_histories_the_oldest_are_left_out():
     assert len(known.last) == MOST_HISTORIES
     assert known.last[0] > MOST_HISTORIES
     assert 1 not in known.last
-    assert len((known | VersionVector({999: 1})).last) == MOST_HISTORIES
+    assert len(known.including(999, 1).last) == MOST_HISTORIES
 
 
 def test_histories_of_two_lives_of_a_peer_are_two():
