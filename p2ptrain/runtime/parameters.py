@@ -26,8 +26,8 @@ that p'' contains something new to the server, it adds what it had not in common
 The base has all that p and p'' share. It may have updates that p'' has not, and those are lost; if
 they are as many as p'' brings, it is not taken.
 
-So what is in any living peer's p is not lost, and is not added twice, whichever way it went. Lost
-is what the dead server trained itself since its last answer to a peer that lives.
+So what is in a living peer's p is never added twice, whichever way it went. Lost is what the dead
+server trained itself since its last answer to a peer that lives, too.
 
 **An update that was not answered** goes again to the same server as it was, and counts once. If it
 has to go to a successor, and the first server had it and has answered another peer since, it counts
