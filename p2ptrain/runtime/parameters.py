@@ -218,7 +218,7 @@ class Parameters:
         if not delivery.is_taken or not np.isfinite(answer_S).all():
             return
         async with self._changing:
-            self._unanswered.pop(head.part, None)  # the steps of all of them are in this one
+            self._unanswered.pop(head.part, None)  # what others have not answered goes here now
             if head.part == COUNTS:
                 host.share_progress(delivery.progress - head.progress, partners=1)
             if head.part in self._served:  # since we have pushed this
