@@ -218,7 +218,7 @@ class Parameters:
         if not delivery.is_taken or not np.isfinite(answer_S).all():
             return
         async with self._changing:
-            self._unanswered.pop(head.part, None)  # what others have not answered goes here now
+            self._unanswered.pop(head.part, None)  # those for other servers, too
             if head.part == COUNTS:
                 host.share_progress(delivery.progress - head.progress, partners=1)
             if head.part in self._served:  # since we have pushed this
@@ -264,7 +264,7 @@ class Parameters:
         if part not in self._served:
             known_S = self._known_M[at.start : at.stop].copy()
             history = history_of(self._host.machine.groups.lock.next_ticket())
-            self._versions[part] = self._contained(part).without(history)  # nobody can know of it
+            self._versions[part] = self._contained(part).without(history)  # it begins now
             self._served[part] = Served(history, known_S, known_S)
         return self._served[part]
 

@@ -192,7 +192,7 @@ class Pushes:
         """Bring it to `to`, as often as it takes, and its answer into `answer_S`.
 
         With a lossy codec `vector_S` becomes what the receiver decodes. A record is written. A push
-        of which nobody can know may be delivered again, with its ticket: it counts once.
+        that is neither taken nor back may be delivered again, with its ticket: it counts once.
         """
         host = self._host
         ticket = ticket or host.machine.groups.lock.next_ticket()
