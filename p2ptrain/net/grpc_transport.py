@@ -488,6 +488,12 @@ class _CallerStream:
     def caller(self) -> str:
         return ""
 
+    async def begin(self) -> None:
+        if self._opening:
+            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
+        if self._opening:
+            await self._say(None, last=False)
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(payload, last)
 
@@ -496,10 +502,7 @@ class _CallerStream:
         return False
 
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
-        if self._opening:
-            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
-        if self._opening:
-            await self._say(None, last=False)
+        await self.begin()
         if self._heard_all:
             return None
         data = await self._use(self._call.read, "receiving chunks")
@@ -589,6 +592,9 @@ class _CalleeStream:
     @property
     def caller(self) -> str:
         return str(self._context.peer())
+
+    async def begin(self) -> None:
+        """No effect: it was opened."""
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(wire.Chunk(payload, last))

@@ -568,6 +568,11 @@ class SocketStream:
     def caller(self) -> str:
         return "" if self._calls else self.connection.caller
 
+    async def begin(self) -> None:
+        if self._opening is not None:
+            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
+            await self._maybe_open()
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         if await self.refer(payload, last):
             return
@@ -589,9 +594,7 @@ class SocketStream:
         if self._rest:
             await asyncio.sleep(0)  # yield: a long reference must not block the loop
             return self._next_of_rest(into)
-        if self._opening is not None:
-            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
-            await self._maybe_open()
+        await self.begin()
         if self._heard_end:
             return None
         kind, payload = await self._use(self.connection.receive_frame(into))

@@ -43,6 +43,14 @@ class ChunkStream(Protocol):
         """
         ...
 
+    async def begin(self) -> None:
+        """Let the opening travel now, if it has not: what to send is not known yet.
+
+        Raises:
+            TransportError: if the stream has failed.
+        """
+        ...
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         """Send one chunk; waits while the receiver is behind. Then the payload may be reused.
 

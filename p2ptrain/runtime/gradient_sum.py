@@ -169,26 +169,38 @@ class GroupGradientSum:
         """All-reduce: each member adds up its share, finishes it, and sends it to all."""
         share, count = shares[self.rank], len(self.members)
         parts = await self._swap([numbers[one] for one in shares], [_size(share)] * count)
-        total_S = np.add.reduce(parts, dtype=np.float64).astype(np.float32)
-        if not np.isfinite(total_S).all():
-            raise CodecError("factors whose sum is not finite")
-        await self._executor(lambda: finish(share, total_S))
-        return np.concatenate(await self._swap([total_S] * count, list(map(_size, shares))))
+
+        def total() -> Vector:
+            total_S: Vector = np.add.reduce(parts, dtype=np.float64).astype(np.float32)
+            if not np.isfinite(total_S).all():
+                raise CodecError("factors whose sum is not finite")
+            finish(share, total_S)
+            return total_S
+
+        total_S = await self._executor(total)
+        wholes = await self._swap([total_S] * count, list(map(_size, shares)))
+        return await self._executor(lambda: np.concatenate(wholes))
 
     async def _swap(self, parts: Sequence[Vector], due: Sequence[int]) -> list[Vector]:
         """Send each rank its numbers, if there are any; so many come from each."""
         given = dict(zip(self.members, parts, strict=True))
         wanted = dict(zip(self.members, due, strict=True))
-        out = {p: given[p].astype("<f4").tobytes() for p in self._others if len(given[p])}
+        leaves = [peer for peer in self._others if len(given[peer])]
+        out = await self._executor(lambda: {p: given[p].astype("<f4").tobytes() for p in leaves})
         came = await self._rounds.swap(out, [peer for peer in self._others if wanted[peer]])
-        numbers = {peer: np.empty(0, np.float32) for peer in self._others}
-        for peer, content in came.items():
-            if len(content) != NUMBER_BYTES * wanted[peer]:
-                why = f"{len(content)} bytes where {wanted[peer]} numbers were due"
-                raise CodecError(f"{peer} sends {why}")
-            numbers[peer] = np.frombuffer(content, "<f4").astype(np.float32, copy=False)
-            if not np.isfinite(numbers[peer]).all():
-                raise CodecError(f"{peer} sends factors that are not finite")
+
+        def read() -> dict[PeerId, Vector]:
+            numbers = {peer: np.empty(0, np.float32) for peer in self._others}
+            for peer, content in came.items():
+                if len(content) != NUMBER_BYTES * wanted[peer]:
+                    why = f"{len(content)} bytes where {wanted[peer]} numbers were due"
+                    raise CodecError(f"{peer} sends {why}")
+                numbers[peer] = np.frombuffer(content, "<f4").astype(np.float32, copy=False)
+                if not np.isfinite(numbers[peer]).all():
+                    raise CodecError(f"{peer} sends factors that are not finite")
+            return numbers
+
+        numbers = await self._executor(read)
         numbers[self.members[self.rank]] = given[self.members[self.rank]]
         self.sent_words += sum(len(content) for content in out.values()) // NUMBER_BYTES
         self.received_words += sum(wanted[peer] for peer in came)

@@ -74,11 +74,16 @@ class RoundsExchange:
 
     async def _send(self, peer: PeerId, stream: ChunkStream) -> None:
         while (content := await self._sends[peer].get()) is not None:
-            whole = memoryview(len(content).to_bytes(HEADER_BYTES, "little") + content)
-            for span in chunks(Span(0, len(whole)), self._own.chunk_bytes):
+            whole, first = memoryview(content), self._own.chunk_bytes - HEADER_BYTES
+            head = len(content).to_bytes(HEADER_BYTES, "little") + whole[:first]
+            await self._streams.send(peer, stream, memoryview(head))
+            for span in chunks(Span(first, len(whole)), self._own.chunk_bytes):
                 await self._streams.send(peer, stream, whole[span.start : span.stop])
 
     async def _take(self, peer: PeerId, stream: ChunkStream) -> None:
+        # Before a first string is made, which of a large model may take longer than its member is
+        # waited for.
+        await self._streams.begin(peer, stream)
         while (string := await self._takes[peer].get()) is not None:
             content = await self._receive(peer, stream)
             if not string.cancelled():
@@ -95,4 +100,4 @@ class RoundsExchange:
             raise GroupBroken(Outcome.BROKEN, f"{peer} sends {why} of {self._own.name}")
         for span in chunks(Span(len(whole), due), self._own.chunk_bytes):
             whole += await self._streams.receive(peer, stream, phase, span.size)
-        return bytes(whole[HEADER_BYTES:])
+        return bytes(memoryview(whole)[HEADER_BYTES:])

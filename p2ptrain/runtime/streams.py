@@ -240,6 +240,11 @@ class Streams:
 
     # --- messages of a stream ---------------------------------------------------------------------
 
+    async def begin(self, peer: PeerId, stream: ChunkStream) -> None:
+        """Let the member know of the stream before there is anything to send on it."""
+        with self.while_it_is(peer, "opening its stream"):
+            await stream.begin()
+
     async def send(
         self, peer: PeerId, stream: ChunkStream, payload: memoryview, *, last: bool = False
     ) -> None:

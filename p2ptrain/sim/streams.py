@@ -70,6 +70,9 @@ class SimStream:
     def caller(self) -> str:
         return ""
 
+    async def begin(self) -> None:
+        """No effect: openings travel at once."""
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(Chunk(payload, last))
 

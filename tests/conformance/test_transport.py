@@ -272,11 +272,11 @@ class Averager:
             open_stream=open_stream,
             clock=asyncio.get_running_loop().time,
         )
-        return asyncio.create_task(self._run(self.exchanges[number]))
+        return asyncio.create_task(self._run(self.exchanges[number], vector_V))
 
-    async def _run(self, exchange: Exchange) -> Vector:
+    async def _run(self, exchange: Exchange, vector_V: Vector) -> Vector:
         await exchange.run()
-        return exchange.buckets[0].mix.vector_V
+        return vector_V
 
     async def _serve(self, opening: Opening, stream: ChunkStream) -> None:
         assert isinstance(opening, AverageOpening)
@@ -466,6 +466,23 @@ class TransportContract:
         payload[:] = b"later"
         await stream.finish()
         assert await drain(stream) == [b"first"]
+
+    async def test_a_stream_that_is_begun_arrives_before_anything_is_sent_on_it(self, net):
+        openings = []
+
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
+            openings.append(opening)
+            await echo(opening, stream)
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.begin()
+        await until(lambda: openings == [OPENING])
+        await stream.begin()
+        await stream.send(memoryview(b"later"), last=True)
+        assert await drain(stream) == [b"later"]
+        assert openings == [OPENING]
 
     async def test_an_empty_chunk_is_not_the_end(self, net):
         a, _ = await net.start("a")
@@ -680,6 +697,20 @@ class TransportContract:
             for peer in averagers:
                 assert peer.gatherings[number].gathered == strings
                 assert peer.gatherings[number].echoes == strings[::-1]
+
+    async def test_members_meet_while_they_still_make_their_first_strings(self, net):
+        """Choosing from the gradients of a large model may take longer than streams are awaited."""
+        a, b = averagers = [Averager(name) for name in "ab"]
+        for peer in averagers:
+            await peer.start(net)
+        averages = [a.average(1, b, np.empty(0), b"1"), b.average(1, a, np.empty(0), b"2")]
+        made = [peer.gatherings[1].hold() for peer in averagers]
+        await until(lambda: a.exchanges[1].arrivals.keys() == {"b"})
+        assert not any(average.done() for average in averages)
+        for one in made:
+            one.set()
+        await asyncio.gather(*averages)
+        assert a.gatherings[1].gathered == b.gatherings[1].gathered == (b"1", b"2")
 
     async def test_a_string_that_is_too_long_breaks_the_group(self, net):
         a, b = averagers = [Averager(name) for name in "ab"]

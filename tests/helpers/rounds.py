@@ -1,5 +1,7 @@
 """Rounds in which each member sends one string to all others, and then what it got."""
 
+import asyncio
+
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.rounds import Rounds, RoundsExchange
 
@@ -16,8 +18,16 @@ class Gathering:
         self._me, self._members, self._content = me, members, content
         self.gathered: tuple[bytes, ...] = ()
         self.echoes: tuple[bytes, ...] = ()
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+
+    def hold(self) -> asyncio.Event:
+        """Make nothing to send before this is set."""
+        self._may_begin.clear()
+        return self._may_begin
 
     async def _work(self, rounds: RoundsExchange) -> None:
+        await self._may_begin.wait()
         self.gathered = await self._gather(rounds, self._content)
         after = (self._members.index(self._me) + 1) % len(self._members)
         self.echoes = await self._gather(rounds, self.gathered[after])
