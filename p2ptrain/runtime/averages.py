@@ -119,6 +119,10 @@ class Averages:
         """Those that run, or wind down."""
         return tuple(group.task for group in self._groups.values())
 
+    def is_in(self, what: What) -> bool:
+        """Whether an average of this kind runs here, or winds down."""
+        return any(group.what is what for group in self._groups.values())
+
     def start(self, effect: Average) -> None:
         """Carry out one average; report its end to the machine."""
 

@@ -89,8 +89,10 @@ class Consensus:
                     trains = any(peer != host.name for peer in membership.participants())
                     if trains or len(others) < len(here):  # a suspect is in, or is dead soon
                         await host.wait_for_change()
+                    elif host.averages.is_in(What.CONSENSUS):
+                        await host.wait_for_change()  # others may have their mean, and leave
                     elif not others:
-                        await self._take_own()
+                        await self._take_own(before)
                     elif host.name < others[0]:
                         await self._claim(others)
                     else:
@@ -146,8 +148,10 @@ class Consensus:
         if not result.done:
             await asyncio.sleep(AGAIN_S)
 
-    async def _take_own(self) -> None:
-        self.take((self._host.name,), (MODEL,), await self._own())
+    async def _take_own(self, before: int) -> None:
+        own_M = await self._own()
+        if self.count == before:  # or else a group has ended meanwhile
+            self.take((self._host.name,), (MODEL,), own_M)
 
     async def _own(self) -> Vector:
         replica = self._host.replica

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from p2ptrain.console.export import export_model
+from p2ptrain.core.contribution import MODEL
+from p2ptrain.core.purpose import What
 from p2ptrain.errors import CodecError, LocalProtocolError, RefusedError, TransportError
-from p2ptrain.ids import Address
+from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.ask import Asker
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.tls import FOR_TOKENS, FOR_VIEWERS
@@ -114,6 +117,36 @@ async def test_a_peer_that_is_suspected_at_the_end_is_in_the_mean():
         for peer in world.peers.values()
     ]
     assert [(await task).weights for task in tasks] == [{"p0": 1, "p1": 1}] * 2
+    await world.close()
+
+
+@pytest.mark.parametrize("when", ["its group still runs", "it copies its own model"])
+async def test_a_mean_counts_though_who_had_it_first_has_left(when, monkeypatch):
+    """One of two peers on a busy machine returned its own model: the goodbye had come first."""
+    world = await build(2, "ad_psgd")
+    await world.train(3, steps_of(0.1))
+    _, p1 = world.peers.values()
+    consensus, averages, copied = p1.driver.consensus, p1.driver.averages, asyncio.Event()
+    group, mean_M = SimpleNamespace(what=What.CONSENSUS), models(world).mean(axis=0)
+    if when == "its group still runs":
+        averages._groups[Ticket(PeerId("p0"), 1, 99)] = group
+    else:
+        own = consensus._own
+
+        async def slowly():
+            await copied.wait()
+            return await own()
+
+        monkeypatch.setattr(consensus, "_own", slowly)
+    world.crash("p0")
+    reached = p1.process.start(consensus.reach(consensus.count, 60.0))
+    await virtual_loop().wait(30.0)
+    assert not p1.driver.machine.membership.alive()
+    assert not reached.done()
+    consensus.take(("p0", "p1"), (MODEL, MODEL), mean_M)
+    averages._groups.clear()
+    copied.set()
+    assert (await reached).mean_M is mean_M
     await world.close()
 
 
