@@ -136,9 +136,9 @@ show the order, not the last percent ([measured with care](choosing.md), [slow l
 [the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
 final loss of the table plus {WITHIN:.0%} (in a straight line between two looks at it); a dash: not
 within the run, or, where a row made its samples sooner, not in {LONGER} times the time of the one
-that was there first (where the learning rate decays: not in that one's time, with a rate that has
-decayed by then). Speeds, losses and bytes are those at equal samples. Where steps were only priced
-there is no loss.
+whose first run was there first (where the learning rate decays: not in that one's time, with a rate
+that has decayed by then). Speeds, losses and bytes are those at equal samples. Where steps were
+only priced there is no loss.
 
 """
 

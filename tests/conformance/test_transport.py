@@ -54,6 +54,7 @@ class Recorder:
         self.messages: list[Envelope] = []
         self.broken: list[tuple[Address, str]] = []
         self.joined: list[Hello] = []
+        self.openings: list[Opening] = []
         self.cancelled = asyncio.Event()
         self.serve: Serve | None = None
         self.address = Address("")
@@ -77,6 +78,7 @@ class Recorder:
 
     async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         assert self.serve
+        self.openings.append(opening)
         try:
             await self.serve(opening, stream)
         except asyncio.CancelledError:
@@ -427,14 +429,8 @@ class TransportContract:
     # --- streams ----------------------------------------------------------------------------------
 
     async def test_a_stream_is_ordered_both_ways_and_ends(self, net):
-        openings = []
-
-        async def serve(opening: Opening, stream: ChunkStream) -> None:
-            openings.append(opening)
-            await echo(opening, stream)
-
         a, _ = await net.start("a")
-        _, at_b = await net.start("b", serve)
+        _, at_b = await net.start("b", echo)
         stream = await a.open(at_b.address, OPENING)
         sent = [bytes([number]) * (1 + 37 * number) for number in range(50)]
 
@@ -446,7 +442,7 @@ class TransportContract:
         sending = asyncio.create_task(send_all())
         assert await drain(stream) == sent
         await sending
-        assert openings == [OPENING]
+        assert at_b.openings == [OPENING]
 
     async def test_the_largest_chunk_passes_both_ways(self, net):
         a, _ = await net.start("a")
@@ -468,21 +464,15 @@ class TransportContract:
         assert await drain(stream) == [b"first"]
 
     async def test_a_stream_that_is_begun_arrives_before_anything_is_sent_on_it(self, net):
-        openings = []
-
-        async def serve(opening: Opening, stream: ChunkStream) -> None:
-            openings.append(opening)
-            await echo(opening, stream)
-
         a, _ = await net.start("a")
-        _, at_b = await net.start("b", serve)
+        _, at_b = await net.start("b", echo)
         stream = await a.open(at_b.address, OPENING)
         await stream.begin()
-        await until(lambda: openings == [OPENING])
+        await until(lambda: at_b.openings == [OPENING])
         await stream.begin()
         await stream.send(memoryview(b"later"), last=True)
         assert await drain(stream) == [b"later"]
-        assert openings == [OPENING]
+        assert at_b.openings == [OPENING]
 
     async def test_an_empty_chunk_is_not_the_end(self, net):
         a, _ = await net.start("a")
